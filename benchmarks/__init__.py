@@ -1,0 +1,1 @@
+"""Each benchmark prints measured figures beside goals: `python -m benchmarks.step_cost`."""

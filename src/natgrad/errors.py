@@ -1,0 +1,21 @@
+"""What natgrad raises, by kind. A message says what was given, what is allowed and what to do."""
+
+
+class NatgradError(Exception):
+    """Base of everything natgrad raises itself."""
+
+
+class SettingError(NatgradError, ValueError):
+    """A setting is outside of what is allowed."""
+
+
+class CoverageError(NatgradError, ValueError):
+    """A layer cannot be treated in the way that was asked for, or no layer can."""
+
+
+class CaptureError(NatgradError, RuntimeError):
+    """A training step left no statistics where there must be some."""
+
+
+class CheckpointError(NatgradError, ValueError):
+    """A checkpoint does not fit the model or the settings."""

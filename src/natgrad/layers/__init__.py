@@ -1,0 +1,21 @@
+"""How a module becomes one matrix."""
+
+from natgrad.layers import attention, conv, embedding, linear, norm
+from natgrad.layers.base import Elementwise, Layer, SharedInput
+from natgrad.layers.registry import NotCovered, decline, layers_of, register, registered
+
+__all__ = [
+    "Elementwise",
+    "Layer",
+    "NotCovered",
+    "SharedInput",
+    "attention",
+    "conv",
+    "decline",
+    "embedding",
+    "layers_of",
+    "linear",
+    "norm",
+    "register",
+    "registered",
+]

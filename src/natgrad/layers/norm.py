@@ -1,0 +1,154 @@
+"""Norm layers: ``y = weight * x_hat + bias``, one row of ``W [channels, 2]`` per channel."""
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from natgrad.layers.base import Elementwise, real
+from natgrad.layers.registry import register
+
+
+class Trailing(Elementwise[Any]):
+    """Normalises over the last axes: every element of ``normalized_shape`` is a row."""
+
+    def __init__(self, name: str, module: Any) -> None:
+        super().__init__(name, module)
+        self.input_features = self.output_features = len(module.normalized_shape)
+
+    @property
+    def rows(self) -> int:
+        return prod(self.module.normalized_shape)
+
+    def split(self, weight: Tensor) -> Tensor:
+        return weight.reshape(-1)
+
+    def as_bias(self, bias: Tensor) -> Tensor:
+        return bias.view(1, -1)
+
+    def _positions(self, t: Tensor) -> Tensor:
+        """``[n, ..., *normalized_shape]`` -> ``[n, s, rows]``."""
+        features = len(self.module.normalized_shape)
+        if t.ndim == features + 1:
+            t = t.unsqueeze(1)
+        return t.flatten(1, t.ndim - 1 - features).flatten(2)
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return self._positions(g)
+
+
+@register(nn.LayerNorm)
+class LayerNorm(Trailing):
+    def normalised(self, x: Tensor) -> Tensor:
+        m = self.module
+        return self._positions(F.layer_norm(x.to(real(x.dtype)), m.normalized_shape, eps=m.eps))
+
+
+@register(nn.RMSNorm)
+class RMSNorm(Trailing):
+    def normalised(self, x: Tensor) -> Tensor:
+        m = self.module
+        return self._positions(F.rms_norm(x.to(real(x.dtype)), m.normalized_shape, eps=m.eps))
+
+
+class Channels(Elementwise[Any]):
+    """Input ``[n, channels, *space]``: pixels are the positions."""
+
+    def _positions(self, t: Tensor) -> Tensor:
+        """``[n, c, *space]`` -> ``[n, s, c]``."""
+        return t.unsqueeze(1) if t.ndim == 2 else t.flatten(2).mT
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return self._positions(g)
+
+
+@register(nn.GroupNorm)
+class GroupNorm(Channels):
+    @property
+    def rows(self) -> int:
+        return int(self.module.num_channels)
+
+    def normalised(self, x: Tensor) -> Tensor:
+        m = self.module
+        return self._positions(F.group_norm(x.to(real(x.dtype)), m.num_groups, eps=m.eps))
+
+
+@register(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+class InstanceNorm(Channels):
+    def __init__(self, name: str, module: Any) -> None:
+        super().__init__(name, module)
+        self.input_features = self.output_features = module._get_no_batch_dim()
+
+    @property
+    def rows(self) -> int:
+        return int(self.module.num_features)
+
+    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
+        m, x = self.module, super().keep(args, kwargs, out)
+        x = x.to(real(x.dtype))
+        own = m.training or not m.track_running_stats
+        # The running statistics may move before the backward pass, so they are used now.
+        return F.instance_norm(
+            x,
+            None if own else m.running_mean,
+            None if own else m.running_var,
+            use_input_stats=own,
+            eps=m.eps,
+        )
+
+    def normalised(self, x: Tensor) -> Tensor:
+        return self._positions(x)
+
+
+@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+class BatchNorm(Channels):
+    """``x_hat = (x - mean) * scale`` with the statistics of the batch, or the running ones in eval.
+
+    ``sum_s g x_hat = scale (sum_s g x - mean sum_s g)``, so ``x_hat`` itself is never made.
+    """
+
+    @property
+    def rows(self) -> int:
+        return int(self.module.num_features)
+
+    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
+        x = super().keep(args, kwargs, out)
+        return x, *self._statistics(x, out)
+
+    def _statistics(self, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and reciprocal deviation of every channel, as this call used them."""
+        m = self.module
+        if not m.training and m.running_mean is not None:
+            return m.running_mean.clone(), (m.running_var + m.eps).rsqrt()
+        # The forward pass has them and a second pass over x would cost three times the layer. Saved
+        # tensors that somebody packed (activation checkpointing) must not be unpacked here.
+        packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        if not packed and "NativeBatchNorm" in type(out.grad_fn).__name__:
+            return out.grad_fn._saved_result1, out.grad_fn._saved_result2  # type: ignore[union-attr]
+        axes = [i for i in range(x.ndim) if i != 1]
+        variance, mean = torch.var_mean(x.to(real(x.dtype)), axes, correction=0)
+        return mean, (variance + m.eps).rsqrt()
+
+    def normalised(self, x: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        data, mean, scale = x
+        return (self._positions(data).to(mean.dtype) - mean) * scale
+
+    def weight_gradients(
+        self, x: tuple[Tensor, Tensor, Tensor], g: Tensor, samples: int | None
+    ) -> Tensor:
+        data, mean, scale = x
+        if samples and len(g) != samples:
+            return super().weight_gradients(x, g, samples)
+        dtype = real(g.dtype)
+        total = data.to(dtype) * g.to(dtype)
+        if total.ndim > 2:
+            total = total.flatten(2).sum(2)
+        return (total - mean * self.bias_gradients(g, samples)) * scale
+
+    def bias_gradients(self, g: Tensor, samples: int | None) -> Tensor:
+        if samples and len(g) != samples:
+            return super().bias_gradients(g, samples)
+        g = g.to(real(g.dtype))
+        return g if g.ndim == 2 else g.flatten(2).sum(2)

@@ -1,0 +1,140 @@
+"""How symmetric matrices are kept: as few numbers as possible, in one flat buffer.
+
+Everything kept is a plain sum over the data, so a buffer can be added to, averaged, scaled and
+sent without knowing what is inside. It becomes a dense matrix only to be decomposed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from natgrad.specs import FactorSpec
+
+
+class Form(ABC):
+    """``batch`` symmetric ``dim x dim`` matrices as a buffer of ``numel`` numbers."""
+
+    dim: int
+    batch: int
+    numel: int
+    diagonal: bool = False
+
+    @abstractmethod
+    def dense(self, kept: Tensor) -> Tensor:
+        """``kept [numel]`` -> ``[batch, dim, dim]``, symmetric."""
+
+    @abstractmethod
+    def trace(self, kept: Tensor) -> Tensor:
+        """``kept [numel]`` -> ``[batch]``."""
+
+    @property
+    def spec(self) -> FactorSpec:
+        return FactorSpec(self.dim, self.batch, self.numel, self.diagonal)
+
+
+@lru_cache(maxsize=4096)
+def slabs(dim: int) -> tuple[tuple[int, int, int], ...]:
+    """``(first row, end row, offset)`` of the slabs that cover the upper triangle.
+
+    A slab holds rows ``i:j`` and columns ``i:dim``. Few slabs waste numbers below the diagonal, many
+    make small products; eight cost 6% more numbers than the triangle itself and need no index.
+    """
+    count = 1 if dim < 96 else 2 if dim < 192 else 4 if dim < 512 else 8 if dim < 2500 else 12
+    height = -(-dim // count) if dim else 1
+    out, offset = [], 0
+    for i in range(0, dim, height):
+        j = min(dim, i + height)
+        out.append((i, j, offset))
+        offset += (j - i) * (dim - i)
+    return tuple(out)
+
+
+class Triangle(Form):
+    """The upper triangle, in slabs of rows that matrix products can write to directly."""
+
+    def __init__(self, dim: int, batch: int = 1) -> None:
+        self.dim, self.batch = dim, batch
+        self._each = sum((j - i) * (dim - i) for i, j, _ in slabs(dim))
+        self.numel = batch * self._each
+
+    def _slabs(self, kept: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """``(i, j, view [batch, j-i, dim-i])`` for every slab."""
+        rows = kept.view(self.batch, self._each)
+        for i, j, offset in slabs(self.dim):
+            size = (j - i) * (self.dim - i)
+            yield i, j, rows[:, offset : offset + size].unflatten(1, (j - i, self.dim - i))
+
+    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+        """``kept += sum_k r_k r_k^T`` for ``rows [batch, k, n]``.
+
+        ``n`` may be ``dim - 1``: a constant 1 is then the last feature of every row. It is never
+        written out, as that would copy the activations.
+        """
+        n, last = rows.shape[-1], self.dim - 1
+        for i, j, slab in self._slabs(kept):
+            top = min(j, n)
+            if i < top:
+                _accumulate(slab[:, : top - i, : n - i], rows[:, :, i:top].mT, rows[:, :, i:])
+        if n < self.dim:
+            totals = rows.sum(1)  # [batch, n]
+            for i, j, slab in self._slabs(kept):
+                slab[:, : min(j, n) - i, last - i] += totals[:, i : min(j, n)]
+                if j == self.dim:
+                    slab[:, last - i, last - i] += rows.shape[1]
+
+    def add_columns(self, kept: Tensor, columns: Tensor) -> None:
+        """``kept += sum_{m,k} c c^T`` for ``columns [m, dim, k]`` (channels first); batch is 1."""
+        m, dim, _ = columns.shape
+        if dim <= 128 and m >= 16:
+            # Many small images: one batched product and a sum use both threads, addbmm only one.
+            total = torch.bmm(columns, columns.mT).sum(0)
+            for i, j, slab in self._slabs(kept):
+                slab[0].add_(total[i:j, i:])
+            return
+        for i, j, slab in self._slabs(kept):
+            slab[0].addbmm_(columns[:, i:j], columns[:, i:].mT)
+
+    def upper(self, kept: Tensor) -> Tensor:
+        """``[batch, dim, dim]`` of which the upper triangle is valid and the rest is not."""
+        out = kept.new_zeros(self.batch, self.dim, self.dim)
+        for i, j, slab in self._slabs(kept):
+            out[:, i:j, i:].copy_(slab)
+        return out
+
+    def dense(self, kept: Tensor) -> Tensor:
+        upper = self.upper(kept)
+        return upper.triu() + upper.triu(1).mT
+
+    def trace(self, kept: Tensor) -> Tensor:
+        parts = [slab.diagonal(dim1=1, dim2=2).sum(1) for _, _, slab in self._slabs(kept)]
+        return torch.stack(parts).sum(0)
+
+
+class DiagonalForm(Form):
+    """Only the diagonals."""
+
+    diagonal = True
+
+    def __init__(self, dim: int, batch: int = 1) -> None:
+        self.dim, self.batch, self.numel = dim, batch, batch * dim
+
+    def dense(self, kept: Tensor) -> Tensor:
+        return torch.diag_embed(self.values(kept))
+
+    def values(self, kept: Tensor) -> Tensor:
+        """``[batch, dim]``."""
+        return kept.view(self.batch, self.dim)
+
+    def trace(self, kept: Tensor) -> Tensor:
+        return self.values(kept).sum(1)
+
+
+def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """``out += left @ right`` for three-dimensional tensors."""
+    if len(out) == 1:
+        out[0].addmm_(left[0], right[0])
+    else:
+        out.baddbmm_(left, right)

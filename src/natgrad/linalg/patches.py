@@ -1,0 +1,65 @@
+"""Patches of an image as rows, a cache-sized piece at a time."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from natgrad.linalg.workspace import workspace
+
+# About 4 MB of float32: larger pieces fall out of the cache between writing and multiplying.
+_PIECE = 1 << 20
+
+
+def channels_last(x: Tensor, padding: Sequence[tuple[int, int]]) -> Tensor:
+    """``x [n, c, *space]`` -> zero-padded and contiguous ``[n, *space, c]``."""
+    if any(before or after for before, after in padding):
+        x = F.pad(x, [side for pair in reversed(padding) for side in pair])
+    return x.movedim(1, -1).contiguous()
+
+
+def windows(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """``x [n, *space, c]`` -> view ``[n, *out, *kernel, c]``; nothing is copied."""
+    size, step = x.shape[1:-1], x.stride()[1:-1]
+    out = [
+        max(0, (h - d * (k - 1) - 1) // s + 1)
+        for h, k, s, d in zip(size, kernel, stride, dilation, strict=True)
+    ]
+    return x.as_strided(
+        (len(x), *out, *kernel, x.shape[-1]),
+        (
+            x.stride(0),
+            *(a * s for a, s in zip(step, stride, strict=True)),
+            *(a * d for a, d in zip(step, dilation, strict=True)),
+            1,
+        ),
+    )
+
+
+def patch_rows(view: Tensor, dims: int, groups: int) -> Tensor:
+    """``view [n, *out, *kernel, c]`` -> ``[groups, n, out, kernel * c/groups]``, channel fastest."""
+    n, out, kernel = view.shape[0], view.shape[1 : 1 + dims], view.shape[1 + dims : -1]
+    if groups == 1:
+        return view.reshape(1, n, prod(out), prod(kernel) * view.shape[-1])
+    split = view.unflatten(-1, (groups, -1)).movedim(-2, 0)
+    return split.reshape(groups, n, prod(out), -1)
+
+
+def patch_pieces(view: Tensor, dims: int, groups: int) -> Iterator[Tensor]:
+    """The rows of ``patch_rows`` as ``[groups, rows, kernel * c/groups]``, some samples at a time."""
+    n, each = len(view), prod(view.shape[1:])
+    if n == 0 or each == 0:
+        return
+    count = max(1, min(n, _PIECE // each))
+    for start in range(0, n, count):
+        piece = view[start : start + count]
+        if groups == 1:
+            # A fresh temporary would be paged in anew for every piece.
+            rows = workspace("patches", (count * each,), view)[: len(piece) * each]
+            rows.view(piece.shape).copy_(piece)
+            yield rows.view(1, -1, prod(view.shape[1 + dims :]))
+        else:
+            yield patch_rows(piece, dims, groups).flatten(1, 2)

@@ -1,0 +1,36 @@
+"""Stacks of matrix products, and products with a Kronecker product, ``(G x A) vec(M) = G M A``."""
+
+import torch
+from torch import Tensor
+
+from natgrad.linalg.workspace import workspace
+
+# Above this many multiplications a product fills the threads by itself, and a loop beats a batch.
+_LARGE = 4e7
+
+
+def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """``out [b, m, n] = left [b, m, k] @ right [b, k, n]``."""
+    b, m, k = left.shape
+    if b == 1 or m * k * right.shape[2] > _LARGE:
+        for i in range(b):
+            torch.mm(left[i], right[i], out=out[i])
+        return out
+    return torch.bmm(left, right, out=out)
+
+
+def two_sided(left: Tensor, m: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """``out = left @ m @ right`` for ``m [b, r, c]``; an empty factor stands for the identity."""
+    if left.numel() == 0 and right.numel() == 0:
+        return out.copy_(m)
+    if left.numel() == 0:
+        return product(m, right, out)
+    if right.numel() == 0:
+        return product(left, m, out)
+    scratch = workspace("two_sided", (m.numel(),), m).view(m.shape)
+    return product(product(left, m, scratch), right, out)
+
+
+def scaled(values: Tensor, m: Tensor) -> Tensor:
+    """``diag(values) m`` for ``values [b, d]`` and ``m [b, d, k]``."""
+    return values.unsqueeze(-1) * m

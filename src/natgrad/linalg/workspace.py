@@ -1,0 +1,41 @@
+"""Scratch buffers that are reused, as fresh large temporaries cost more in page faults than in work."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+_LIMIT = 64 << 20  # bytes
+_buffers: OrderedDict[Hashable, Tensor] = OrderedDict()
+
+
+def workspace(key: Hashable, shape: Sequence[int], like: Tensor, zero: bool = False) -> Tensor:
+    """A buffer of ``shape``, with ``like``'s dtype and device, holding what its last user left.
+
+    ``zero`` buffers are zeroed when first made, and only then.
+    """
+    full = (key, tuple(shape), like.dtype, like.device)
+    if (found := _buffers.get(full)) is not None:
+        _buffers.move_to_end(full)
+        return found
+    made = (torch.zeros if zero else torch.empty)(
+        tuple(shape), dtype=like.dtype, device=like.device
+    )
+    size = prod(shape) * like.element_size()
+    if size <= _LIMIT:
+        while _buffers and held() + size > _LIMIT:
+            _buffers.popitem(last=False)
+        _buffers[full] = made
+    return made
+
+
+def held() -> int:
+    """Bytes in cached buffers."""
+    return sum(b.numel() * b.element_size() for b in _buffers.values())
+
+
+def release() -> None:
+    """Give all cached buffers back."""
+    _buffers.clear()

@@ -1,0 +1,264 @@
+"""K-FAC as a preconditioner in front of any optimizer. ``KFAC.step`` tells the whole story."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler  # type: ignore[attr-defined]
+from torch.optim import Optimizer
+
+from natgrad.comm import world_size
+from natgrad.curvature.fisher import EmpiricalFisher, Fisher
+from natgrad.errors import CaptureError, SettingError
+from natgrad.inverses import Eigen, Inverse
+from natgrad.runtime import checkpoint, reports
+from natgrad.runtime.adaptive import Prediction
+from natgrad.runtime.apply import Preconditioning
+from natgrad.runtime.blocks import Block
+from natgrad.runtime.capture import Capture
+from natgrad.runtime.discovery import Choice, Pattern, StructureOf, discover
+from natgrad.runtime.mixed import unscale
+from natgrad.runtime.observation import Observation
+from natgrad.runtime.refresh import Refresh
+from natgrad.runtime.scaling import LevenbergMarquardt
+from natgrad.runtime.schedule import Schedule
+from natgrad.runtime.settings import Clocks, Intervals, Reduction, Settings, Values
+from natgrad.runtime.statistics import Statistics
+from natgrad.runtime.timing import Stopwatch
+from natgrad.runtime.wrappers import Compiled, unwrapped
+from natgrad.tables import Table
+
+
+class KFAC:
+    """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
+
+    ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
+    ``optimizer.step()``. See the table of arguments in ``docs/index.md``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        damping: float | Schedule | LevenbergMarquardt = 1e-3,
+        decay: float | Schedule = 0.95,
+        kl_clip: float | Schedule | None = 1e-3,
+        update_every: Intervals = 10,
+        refresh_every: Intervals = 100,
+        curvature: Fisher | None = None,
+        structure: StructureOf = None,
+        norm_damping: float | Schedule = 1.0,
+        inverse: Inverse | None = None,
+        include: Iterable[Pattern] | Pattern | None = None,
+        exclude: Iterable[Pattern] | Pattern = (),
+        reduction: Reduction = "mean",
+        terms_per_sample: float = 1,
+        batch_axis: int = 0,
+        factor_dtype: torch.dtype | None = None,
+        scaler: GradScaler | None = None,
+    ) -> None:
+        _check_arguments(model, optimizer, kl_clip)
+        self.steps = 0
+        self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
+        self.curvature = curvature or EmpiricalFisher()
+        self.settings = Settings(damping, decay, kl_clip, norm_damping, reduction, terms_per_sample)
+        self.update_clocks = Clocks(update_every, "update_every", drift=False)
+        self.refresh_clocks = Clocks(refresh_every, "refresh_every", drift=True)
+        choice = Choice(
+            structure,
+            inverse or Eigen(),
+            None if include is None else _patterns(include),
+            _patterns(exclude),
+            factor_dtype,
+            batch_axis,
+        )
+        self.blocks, self.uncovered = discover(self.model, choice)
+        self.watch = Stopwatch()
+        self.statistics = Statistics(self._wanted, self.watch)
+        self.capture = Capture(
+            self.model,
+            self.blocks,
+            self.statistics.add,
+            taping=self.curvature.observes,
+            batch_axis=batch_axis,
+        )
+        self.observation = Observation(self.curvature, self.capture, self.statistics)
+        self.refreshing = Refresh(self.blocks, self.refresh_clocks)
+        self.preconditioning = Preconditioning(self.model, self.blocks, optimizer)
+        self.prediction = Prediction(self.blocks, self.model)
+        self.compiled = Compiled(model)
+        self._warned: set[str] = set()
+        self._prepare()
+
+    @torch.no_grad()
+    def step(self, samples: int | None = None) -> None:
+        """Replace the gradients by preconditioned ones. Call it before ``optimizer.step()``.
+
+        ``samples``: how many samples the loss since the last step was over, if that is not what the
+        model was called with.
+        """
+        loss_scale = unscale(self.scaler, self.optimizer)
+        now = self.settings.at(self.steps)
+        samples = samples or self.capture.samples()
+        if self.capture.armed:
+            with self.watch("fold"):
+                self._update(now, samples, loss_scale)
+        with self.watch("refresh"):
+            self._report(self.refreshing(self.steps, now, updated=self.capture.armed))
+        if self._adapts():
+            self.prediction.remember(self._gradient_scale(samples))
+        with self.watch("apply"):
+            self.preconditioning(now, self._gradient_scale(samples))
+        self.steps += 1
+        self._prepare()
+
+    def observe(self, output: Tensor, targets: Tensor | None = None) -> None:
+        """Show the model's output, before ``loss.backward()``, to a Fisher that is not the empirical
+        one. ``targets`` only says which positions are ignored. Free on steps that update nothing."""
+        if self.capture.armed and self.curvature.observes:
+            scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+            self.observation(output, targets, scale)
+
+    def adapt(self, before: Tensor | float, after: Tensor | float) -> float:
+        """Adapt the damping to a step: the loss of one batch before and after ``optimizer.step()``.
+
+        Only with ``damping=LevenbergMarquardt(...)``; does nothing between its steps. Returns the
+        damping."""
+        rule = self.settings.damping
+        if not isinstance(rule, LevenbergMarquardt):
+            raise SettingError(
+                f"adapt() needs a damping that adapts, but damping is {rule!r}: pass "
+                "damping=natgrad.LevenbergMarquardt() to KFAC."
+            )
+        if self.prediction.remembered:
+            now = self.settings.at(max(0, self.steps - 1))
+            ratio = self.prediction.ratio(float(before), float(after), now)
+            self.settings.adapted = rule.next(self.settings.adapted, ratio)
+        return self.settings.adapted
+
+    # To look at.
+
+    def coverage(self) -> Table:
+        """Every parameter: the structure that preconditions it, or why none does."""
+        return reports.coverage(self.model, self.blocks, self.uncovered)
+
+    def memory(self) -> Table:
+        """Bytes by block and purpose."""
+        return reports.memory(self.blocks)
+
+    def timings(self) -> reports.Timings:
+        """Seconds by stage, since the start."""
+        return reports.timings(self.watch, self.steps)
+
+    def drift(self) -> reports.DriftTable:
+        """How fast the factors change, and how far their decompositions lag behind."""
+        return reports.drift(self.blocks, self.settings.at(self.steps))
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as tensors, numbers and strings."""
+        return checkpoint.save(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken. A state that does not fit changes nothing."""
+        checkpoint.load(self, state)
+        self._prepare()
+
+    def detach(self) -> None:
+        """Take all hooks off the model and give its compiled form back."""
+        self.capture.detach()
+        self.compiled.run_eagerly(False)
+
+    # Parts of a step.
+
+    def _prepare(self) -> None:
+        """Make ready for the next step: hooks are there only if it updates something."""
+        self.capture.forget()
+        self.statistics.forget()
+        updates = bool(self.update_clocks.due(self.steps))
+        self.compiled.run_eagerly(updates)
+        self.capture.count_samples(updates or self.settings.reduction == "sum")
+        self.capture.arm() if updates else self.capture.disarm()
+
+    def _wanted(self, block: Block) -> list[str]:
+        due = self.update_clocks.due(self.steps)
+        return [name for name in block.factors if self.update_clocks.key(name) in due]
+
+    def _update(self, now: Values, samples: int | None, loss_scale: float) -> None:
+        """Sums since the last step -> running averages, now that the number of samples is known."""
+        for this in self.capture.passes:
+            self.statistics.flush(this)
+        seen = [block for block in self.blocks if block.sums]
+        if not seen or not samples:
+            self._complain_of_silence()
+            return
+        # Gradients that observe() made are those of one sample's loss already.
+        scale = 1.0 if self.curvature.observes else self.settings.loss_scale(samples)
+        for block in self.blocks:
+            block.fold(samples, scale / loss_scale, now.decay)
+        self.update_clocks.mark(self.steps, self.update_clocks.due(self.steps))
+
+    def _gradient_scale(self, samples: int | None) -> float:
+        """What makes the gradients in ``.grad`` those of the mean loss of a sample."""
+        if self.settings.reduction == "mean":
+            return self.settings.terms_per_sample
+        if not samples and any(p.grad is not None for p in self.model.parameters()):
+            raise CaptureError(
+                "reduction='sum' needs the number of samples, but the model itself was not called "
+                "since the last step. Call the model that KFAC was given, or pass step(samples=...)."
+            )
+        return 1.0 / samples if samples else 1.0
+
+    def _adapts(self) -> bool:
+        rule = self.settings.damping
+        return isinstance(rule, LevenbergMarquardt) and self.steps % rule.every == 0
+
+    def _complain_of_silence(self) -> None:
+        if all(p.grad is None for block in self.blocks for p in block.parameters):
+            return
+        if self.curvature.observes:
+            why = f"{self.curvature!r} was shown no output: call kfac.observe(output) before backward()"
+        elif self.capture.skipped:
+            why = "the backward pass ran with create_graph=True: take that away on this step"
+        else:
+            why = (
+                "no layer that KFAC watches was called: call the model that KFAC was given, and do "
+                "not compile a function around it"
+            )
+        raise CaptureError(f"There are gradients at step {self.steps} but no statistics, as {why}.")
+
+    def _report(self, problems: list[str]) -> None:
+        for problem in problems:
+            if problem not in self._warned:
+                self._warned.add(problem)
+                warnings.warn(problem, stacklevel=3)
+
+
+def _check_arguments(model: Any, optimizer: Any, kl_clip: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise SettingError(
+            f"model is a {type(model).__name__} but must be a torch.nn.Module: pass the network."
+        )
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise SettingError(
+            f"optimizer is a {type(optimizer).__name__} but must be a torch.optim.Optimizer or None: "
+            "pass the optimizer whose step() follows."
+        )
+    if optimizer is None and kl_clip is not None:
+        raise SettingError(
+            f"kl_clip={kl_clip!r} needs the learning rate, and there is no optimizer to ask: pass "
+            "KFAC(model, optimizer), or kl_clip=None."
+        )
+    if world_size() > 1:
+        raise SettingError(
+            f"KFAC runs in one process, but {world_size()} processes train together here: their "
+            "weights would drift apart. Leave it out, or train in one process."
+        )
+
+
+def _patterns(given: Iterable[Pattern] | Pattern) -> tuple[Pattern, ...]:
+    return (given,) if isinstance(given, str | nn.Module) else tuple(given)

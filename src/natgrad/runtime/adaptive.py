@@ -1,0 +1,46 @@
+"""What the quadratic model predicts for a step, for damping by Levenberg-Marquardt."""
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.runtime.blocks import Block
+from natgrad.runtime.settings import Values
+
+
+class Prediction:
+    """``M(d) - M(0) = <grad, d> + 1/2 <d, (F + damping I) d>`` of the step ``d`` that was taken.
+
+    Parameters without a block enter with their gradient alone.
+    """
+
+    def __init__(self, blocks: list[Block], model: nn.Module) -> None:
+        self.blocks, self.model = blocks, model
+        self.remembered: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+
+    def remember(self, gradient_scale: float) -> None:
+        """Weights and gradients before the step."""
+        covered = {id(p) for block in self.blocks for p in block.parameters}
+        self.remembered = [
+            (p, p.detach().clone(), p.grad * (gradient_scale if id(p) in covered else 1.0))
+            for p in self.model.parameters()
+            if p.grad is not None
+        ]
+
+    @torch.no_grad()
+    def ratio(self, before: float, after: float, now: Values) -> float:
+        """Actual change of the loss / predicted change; forgets what was remembered."""
+        moved = {id(p): p.detach() - old for p, old, _ in self.remembered}
+        change = sum(float((g * moved[id(p)]).sum()) for p, _, g in self.remembered)
+        for block in self.blocks:
+            if not block.ready or any(id(p) not in moved for p in block.parameters):
+                continue
+            d = torch.empty(block.shape, dtype=block.parts[block.structure.needs[0]][-1].dtype)
+            d = d.to(block.device)
+            block.layers[0].load(d, lambda p: moved[id(p)])
+            damping = now.damping_of(block)
+            curved = block.structure.multiply(block.parts, block.inverse, d, damping)
+            change += 0.5 * float((d * curved).sum())
+            if block.inverse.joint:  # otherwise the damping is inside of the parts
+                change += 0.5 * damping * float(d.square().sum())
+        self.remembered = []
+        return (after - before) / change if change else float("nan")

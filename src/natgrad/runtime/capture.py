@@ -1,0 +1,284 @@
+"""Hooks: see every layer's input and the gradient of its output, and nothing between updates.
+
+A forward hook puts a hook on the output *tensor*, which therefore pairs an input with its own
+gradient: modules called twice, in-place activations, both kinds of activation checkpointing, unused
+modules and evaluation passes all come out right.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.hooks import RemovableHandle
+
+from natgrad.errors import CaptureError
+from natgrad.layers import Layer
+from natgrad.layers.attention import AttentionWatch, Projection
+from natgrad.runtime.blocks import Block
+
+Use = tuple[Block, Layer[Any]]
+View = Callable[[Tensor], Tensor]
+
+
+class Pass:
+    """One forward pass of the model, and what has come back of it."""
+
+    def __init__(self, samples: int | None) -> None:
+        self.samples = samples
+        self.rows = 0  # the largest batch that a layer saw: stands in for unknown samples
+        self.returned = False
+        self.calls: Counter[Block] = Counter()
+        self.hooked: Counter[Block] = Counter()
+        self.arrived: Counter[tuple[Block, int]] = Counter()
+        self.pending: dict[tuple[Block, str, int], list[tuple[Tensor, ...]]] = {}
+        self.tape: list[tuple[Use, Any, GradientEdge, View]] = []
+
+
+class Capture:
+    """``on_pair(use, x, g, pass)`` is called for every input with the gradient of its output."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        blocks: list[Block],
+        on_pair: Callable[[Use, Any, Tensor, Pass], None],
+        *,
+        taping: bool,
+        batch_axis: int,
+    ) -> None:
+        self.root, self.on_pair, self.taping, self.batch_axis = root, on_pair, taping, batch_axis
+        self.uses: list[Use] = [(block, layer) for block in blocks for layer in block.layers]
+        self.current: Pass | None = None
+        self.passes: list[Pass] = []
+        self.skipped = False  # a backward pass built a graph, so its gradients were not taken
+        self._layer_handles: list[RemovableHandle] = []
+        self._root_handles: list[RemovableHandle] = []
+
+    # Hooks come and go.
+
+    @property
+    def armed(self) -> bool:
+        return bool(self._layer_handles)
+
+    def count_samples(self, wanted: bool) -> None:
+        """Two hooks on the model itself."""
+        if wanted and not self._root_handles:
+            self._root_handles = [
+                self.root.register_forward_pre_hook(_Hook(self._begin), with_kwargs=True),
+                self.root.register_forward_hook(_Hook(self._end)),
+            ]
+        elif not wanted:
+            _remove(self._root_handles)
+
+    def arm(self) -> None:
+        """Hooks on every layer."""
+        if self._layer_handles:
+            return
+        watched: dict[nn.Module, list[Use]] = {}
+        for use in self.uses:
+            watched.setdefault(use[1].module, []).append(use)
+        for module, uses in watched.items():
+            if isinstance(uses[0][1], Projection):
+                self._layer_handles += self._watch(module, uses)
+                continue
+            for use in uses:
+                hook = _Hook(_Call(self, use))
+                self._layer_handles.append(
+                    module.register_forward_hook(hook, prepend=True, with_kwargs=True)
+                )
+
+    def disarm(self) -> None:
+        _remove(self._layer_handles)
+
+    def detach(self) -> None:
+        self.disarm()
+        _remove(self._root_handles)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget everything seen since the last step."""
+        self.current, self.passes, self.skipped = None, [], False
+
+    def samples(self) -> int | None:
+        """How many samples have come back since the last step; ``None`` if that was not seen."""
+        counts = [p.rows if p.samples is None else p.samples for p in self.passes]
+        return sum(counts) or None
+
+    # What hooks do.
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not _in_backward():
+            self.current = Pass(leading_size((*args, *kwargs.values()), self.batch_axis))
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        this = self.current
+        if this is None or not torch.is_grad_enabled():
+            return
+        for tensor in tensors_of(out):
+            if tensor.requires_grad:
+                tensor.register_hook(_Return(self, this))
+
+    def returned(self, this: Pass) -> None:
+        """A gradient came back to this pass, so its samples are part of the step."""
+        if not this.returned:
+            this.returned = True
+            self.passes.append(this)
+
+    def seen(self, use: Use, x: Any, out: Tensor, view: View) -> None:
+        """A layer was called; ``x`` is what it keeps."""
+        this, block = self._pass(), use[0]
+        this.hooked[block] += 1
+        if self.taping:
+            this.tape.append((use, x, get_gradient_edge(out), view))
+        else:
+            out.register_hook(_Arrival(self, use, x, this, view))
+
+    def called(self, block: Block) -> bool:
+        """Count a call; returns whether it is to be looked at.
+
+        Recomputing a checkpointed segment calls its layers again, inside the backward pass. If the
+        first call had a graph the gradient will come to that one; if not (``use_reentrant=True``),
+        it comes to this one.
+        """
+        this = self._pass()
+        if _in_backward():
+            return this.hooked[block] < this.calls[block]
+        this.calls[block] += 1
+        return True
+
+    def _pass(self) -> Pass:
+        if self.current is None:  # the model itself was not called, only a part of it
+            self.current = Pass(None)
+        return self.current
+
+    def _watch(self, module: nn.Module, uses: list[Use]) -> list[RemovableHandle]:
+        """See the projections inside of an attention module."""
+        by_layer = {layer: block for block, layer in uses}
+        entered: list[AttentionWatch] = []
+
+        def seen(layer: Projection, x: Tensor, out: Tensor, view: View) -> None:
+            block = by_layer[layer]
+            if self.called(block) and out.requires_grad and torch.is_grad_enabled():
+                self.seen((block, layer), x.detach(), out, view)
+
+        def enter(module: nn.Module, args: Any) -> None:
+            watch = AttentionWatch(
+                [layer for layer in by_layer if isinstance(layer, Projection)], seen
+            )
+            watch.__enter__()
+            entered.append(watch)
+
+        def leave(module: nn.Module, args: Any, out: Any) -> None:
+            entered.pop().__exit__(None, None, None)
+
+        return [
+            module.register_forward_pre_hook(_Hook(enter)),
+            # Also after an exception, or the mode would stay on for the rest of the program.
+            module.register_forward_hook(_Hook(leave), always_call=True),
+        ]
+
+
+class _Hook:
+    """A module hook that a copy of the module does not take along: it does nothing there."""
+
+    def __init__(self, does: Callable[..., None] | None = None) -> None:
+        self.does = does
+
+    def __call__(self, *args: Any) -> None:
+        if self.does is not None:
+            self.does(*args)
+
+    def __deepcopy__(self, memo: Any) -> "_Hook":
+        return _Hook()
+
+    def __reduce__(self) -> Any:
+        return _Hook, ()
+
+
+class _Call:
+    """A layer's forward hook."""
+
+    def __init__(self, capture: Capture, use: Use) -> None:
+        self.capture, self.use = capture, use
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        capture, (block, layer) = self.capture, self.use
+        if torch.compiler.is_compiling():
+            raise CaptureError(
+                f"torch.compile traced the hook of {layer.kind} {layer.name!r}, which would lose its "
+                "curvature. Compile the model itself, model = torch.compile(model), not a function "
+                "that calls it, and pass the compiled model to KFAC."
+            )
+        if capture.called(block) and torch.is_grad_enabled() and out.requires_grad:
+            capture.seen(self.use, layer.keep(args, kwargs, out), out, layer.arrange)
+
+
+class _Arrival:
+    """The hook on an output tensor."""
+
+    def __init__(self, capture: Capture, use: Use, x: Any, this: Pass, view: View) -> None:
+        self.capture, self.use, self.x, self.this, self.view = capture, use, x, this, view
+
+    def __call__(self, g: Tensor) -> None:
+        if torch.is_grad_enabled():  # create_graph=True: the gradient of the loss comes later
+            self.capture.skipped = True
+            return
+        g = self.view(g.detach())
+        self.this.rows = max(self.this.rows, len(g))
+        self.capture.returned(self.this)
+        self.capture.on_pair(self.use, self.x, g, self.this)
+
+
+class _Return:
+    """The hook on the model's own output."""
+
+    def __init__(self, capture: Capture, this: Pass) -> None:
+        self.capture, self.this = capture, this
+
+    def __call__(self, g: Tensor) -> None:
+        if not torch.is_grad_enabled():
+            self.capture.returned(self.this)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_of(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
+
+
+def leading_size(values: tuple[Any, ...], axis: int) -> int | None:
+    """The number of samples in what a model was called with: the leading size of its first tensor,
+    or the length of a list (of images of different sizes)."""
+    for value in values:
+        if isinstance(value, list):
+            return len(value)
+        if isinstance(value, PackedSequence):
+            return int(value.batch_sizes[0])
+        for tensor in tensors_of(value):
+            if tensor.ndim > axis:
+                return tensor.shape[axis]
+    return None

@@ -1,0 +1,135 @@
+"""What is covered, how large it is, how long it takes and how fast it moves, as tables."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from natgrad.linalg.workspace import held
+from natgrad.runtime.blocks import Block
+from natgrad.runtime.discovery import Uncovered, clean
+from natgrad.runtime.settings import Values
+from natgrad.runtime.timing import Stopwatch
+from natgrad.tables import Column, Table, bytes_text, seconds_text
+
+
+@dataclass(frozen=True)
+class Coverage(Table):
+    """``covered`` and ``uncovered``: structure, or reason, by parameter name."""
+
+    covered: dict[str, str] = field(default_factory=dict)
+    uncovered: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory(Table):
+    """``total``: bytes by purpose."""
+
+    total: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timings(Table):
+    """``seconds`` and ``calls`` by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DriftTable(Table):
+    """By ``(block, factor)``: ``change`` of the last update (O27), ``error`` of the decomposition."""
+
+    change: dict[tuple[str, str], float] = field(default_factory=dict)
+    error: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncovered]) -> Coverage:
+    owner = {id(p): block for block in blocks for p in block.parameters}
+    rows, done, left = [], {}, {}
+    numbers: Counter[str] = Counter()
+    for raw, parameter in model.named_parameters():
+        name, block = clean(raw), owner.get(id(parameter))
+        shape = " x ".join(map(str, parameter.shape)) or "1"
+        if block is not None:
+            done[name] = repr(block.structure)
+            rows.append((name, shape, block.kind, repr(block.structure), _state(block)))
+            numbers["covered"] += parameter.numel()
+        else:
+            why = uncovered[name]
+            left[name] = why.reason
+            rows.append((name, shape, why.kind, "", f"left to the optimizer: {why.reason}"))
+            numbers["frozen" if why.reason == "frozen" else "left"] += parameter.numel()
+    trained = numbers["covered"] + numbers["left"]
+    share = 100 * numbers["covered"] / max(1, trained)
+    footer = (
+        f"{numbers['covered']:,} of {trained:,} trained parameters preconditioned ({share:.1f}%)"
+    )
+    columns = ("parameter", "shape", "layer", "structure", "state")
+    return Coverage(
+        "Coverage", tuple(map(Column, columns)), tuple(rows), footer, covered=done, uncovered=left
+    )
+
+
+def _state(block: Block) -> str:
+    if not block.ready:
+        return "no statistics yet"
+    notes = ["preconditioned"]
+    if dropped := int(block.dropped):
+        notes.append(f"{dropped} updates dropped")
+    if block.failures:
+        notes.append(f"{block.failures} decompositions failed")
+    return ", ".join(notes)
+
+
+def memory(blocks: list[Block]) -> Memory:
+    purposes = ("factors", "inverses", "sums")
+    rows = []
+    total: Counter[str] = Counter()
+    for block in blocks:
+        own: Counter[str] = Counter()
+        for purpose, tensor in block.tensors():
+            own[purpose] += tensor.numel() * tensor.element_size()
+        total.update(own)
+        rows.append((block.name, *(bytes_text(own[p]) for p in purposes), bytes_text(own.total())))
+    total["workspace"] = held()
+    footer = f"{bytes_text(total.total())} in all, of it {bytes_text(total['workspace'])} workspace"
+    columns = (Column("block"), *(Column(p, "right") for p in (*purposes, "all")))
+    return Memory("Memory", columns, tuple(rows), footer, total=dict(total))
+
+
+def timings(watch: Stopwatch, steps: int) -> Timings:
+    rows = tuple(
+        (stage, seconds_text(s), str(watch.calls[stage]), seconds_text(s / max(1, steps)))
+        for stage, s in watch.seconds.items()
+    )
+    columns = (Column("stage"), *(Column(c, "right") for c in ("seconds", "calls", "a step")))
+    spent = sum(watch.seconds.values())
+    return Timings(
+        "Timings",
+        columns,
+        rows,
+        f"{seconds_text(spent)} in {steps} steps, measured on the host",
+        seconds=dict(watch.seconds),
+        calls=dict(watch.calls),
+    )
+
+
+def drift(blocks: list[Block], now: Values) -> DriftTable:
+    rows, changes, errors = [], {}, {}
+    for block in blocks:
+        for name, running in block.running.items():
+            key = (block.name, name)
+            changes[key] = float(running.change)
+            cells = [block.name, name, f"{changes[key]:.3g}", ""]
+            if name in block.parts and name not in block.structure.in_basis:
+                errors[key] = block.error(name, now.damping_of(block))
+                cells[3] = f"{errors[key]:.3g}"
+            rows.append(tuple(cells))
+    columns = (
+        Column("block"),
+        Column("factor"),
+        Column("change in last update", "right"),
+        Column("error of decomposition", "right"),
+    )
+    return DriftTable("Drift", columns, tuple(rows), change=changes, error=errors)

@@ -1,0 +1,106 @@
+"""From a captured input and gradient to the sums of a block's factors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natgrad.layers import SharedInput
+from natgrad.layers.base import real
+from natgrad.runtime.blocks import Block
+from natgrad.runtime.capture import Pass, Use
+from natgrad.runtime.timing import Stopwatch
+from natgrad.structures import Sums
+
+# Names the factors of a block that are to be updated in this step.
+Wanted = Callable[[Block], list[str]]
+
+
+class Statistics:
+    """Adds pairs to sums, memory constant in their number."""
+
+    def __init__(self, wanted: Wanted, watch: Stopwatch) -> None:
+        self.wanted, self.watch = wanted, watch
+        # The last input whose second moment was summed, and where: layers on one input (query, key,
+        # value) need it once. Holding the input keeps its address from being used again.
+        self._last: tuple[Any, Tensor, Block] | None = None
+
+    @torch.no_grad()
+    def add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int = 0) -> None:
+        """``draw`` counts the gradients shown for one forward pass; inputs are added with the first."""
+        block, layer = use
+        names = self.wanted(block)
+        if draw:
+            names = [name for name in names if block.factors[name].of_gradients]
+        sums = block.open(names, real(g.dtype))
+        if block.normalises:
+            with self.watch("norm"):
+                self._pool(use, x, g, sums, this, draw)
+            return
+        with self.watch("A"):
+            sums = self._inputs(use, x, g, sums)
+        with self.watch("G"):
+            block.structure.add(layer, x, g, sums)
+            self._pool(use, x, g, sums, this, draw)
+
+    def flush(self, this: Pass) -> None:
+        """Add what still waits for calls that no gradient came back to."""
+        for (block, role, draw), pieces in this.pending.items():
+            self._absorb(block, role, pieces, draw)
+        this.pending.clear()
+
+    def forget(self) -> None:
+        self._last = None
+
+    def _inputs(self, use: Use, x: Any, g: Tensor, sums: Sums) -> Sums:
+        """Add the inputs' part; returns the sums that are left."""
+        block, layer = use
+        mine = {name: total for name, total in sums.items() if name in ("A", "Gt")}
+        rest = {name: total for name, total in sums.items() if name not in mine}
+        if "A" in mine and isinstance(layer, SharedInput) and layer.input_is_rows:
+            key = (x.data_ptr(), x.shape, x.stride(), x.dtype, x._version, layer.shape[2])
+            fresh = mine["A"].count == 0
+            if self._last is not None and self._last[0] == key and not block.structure.pooled:
+                source = self._last[2].sums["A"]
+                mine["A"].kept.add_(source.kept)
+                mine["A"].count += source.count
+                block.twin = self._last[2]
+                return rest
+            block.structure.add(layer, x, g, mine)
+            # Only a sum that holds nothing else can be handed on.
+            self._last = (key, x, block) if fresh and mine["A"].count else None
+            return rest
+        block.structure.add(layer, x, g, mine)
+        return rest
+
+    def _pool(self, use: Use, x: Any, g: Tensor, sums: Sums, this: Pass, draw: int) -> None:
+        """Bring the calls on one sample together, then add its gradient."""
+        block, layer = use
+        structure = block.structure
+        if not structure.pooled:
+            return
+        role, calls = structure.role(layer), this.calls[block]
+        same_samples = this.samples is None or len(g) % max(1, this.samples) == 0
+        if calls <= 1 or not same_samples:
+            for piece in structure.summaries(layer, x, g, this.samples):
+                structure.absorb(role, piece, sums, block.parts)
+            return
+        pieces = list(structure.summaries(layer, x, g, this.samples))
+        key = (block, role, draw)
+        if (waiting := this.pending.get(key)) is not None:
+            pieces = [structure.combine(a, b) for a, b in zip(waiting, pieces, strict=True)]
+        this.pending[key] = pieces
+        this.arrived[block, draw] += 1
+        if this.arrived[block, draw] == calls:
+            for key in [k for k in this.pending if k[0] is block and k[2] == draw]:
+                self._absorb(block, key[1], this.pending.pop(key), draw)
+
+    def _absorb(self, block: Block, role: str, pieces: list[tuple[Tensor, ...]], draw: int) -> None:
+        sums = {
+            name: total
+            for name, total in block.sums.items()
+            if draw == 0 or block.factors[name].of_gradients
+        }
+        for piece in pieces:
+            block.structure.absorb(role, piece, sums, block.parts)

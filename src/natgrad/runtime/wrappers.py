@@ -1,0 +1,52 @@
+"""Models inside of wrappers, and compiled ones.
+
+Hooks come and go with the steps, and compiled code does not look for them. So compiled modules run
+eagerly on those steps that update the curvature, and compiled, without any hook, on all others.
+"""
+
+from typing import Any
+
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that computes, inside of ``torch.compile`` and data-parallel wrappers."""
+    while True:
+        if isinstance(model, OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+class Compiled:
+    """All compiled modules in and around a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._wrappers: list[tuple[OptimizedModule, Any]] = []
+        self._modules: list[tuple[nn.Module, Any]] = []
+        self.eager = False
+        seen: set[int] = set()
+        for module in model.modules():
+            if isinstance(module, OptimizedModule) and id(module) not in seen:
+                seen.add(id(module))
+                self._wrappers.append((module, module.forward))
+        self._all = list(model.modules())
+
+    def run_eagerly(self, wanted: bool) -> None:
+        """Switch every compiled module over; what was compiled stays compiled for the next time."""
+        if wanted == self.eager:
+            return
+        self.eager = wanted
+        for wrapper, compiled in self._wrappers:
+            wrapper.forward = wrapper._orig_mod.__call__ if wanted else compiled
+        if wanted:
+            self._modules = [(m, m._compiled_call_impl) for m in self._all if m._compiled_call_impl]
+            for module, _ in self._modules:
+                module._compiled_call_impl = None
+        else:
+            for module, compiled in self._modules:
+                module._compiled_call_impl = compiled
+            self._modules = []

@@ -1,0 +1,20 @@
+"""Which entries of a layer's block are kept."""
+
+from natgrad.structures.base import Factor, Structure, Sum, Sums
+from natgrad.structures.diagonal import Diagonal
+from natgrad.structures.ekfac import EKFAC
+from natgrad.structures.full import Full
+from natgrad.structures.kronecker import Kronecker
+from natgrad.structures.unitwise import UnitWise
+
+__all__ = [
+    "EKFAC",
+    "Diagonal",
+    "Factor",
+    "Full",
+    "Kronecker",
+    "Structure",
+    "Sum",
+    "Sums",
+    "UnitWise",
+]
