@@ -1,12 +1,13 @@
 # make demo    K-FAC beside SGD and AdamW on real digits; writes demo/index.html
 # make test    ruff, mypy and all tests
 # make check   ruff and mypy alone
-# make bench   the benchmarks
+# make bench   the benchmarks: the better part of an hour, on a machine that does nothing else
 # make clean   removes .venv, caches and the demo's output
 
 PYTHON ?= python3
 VENV   ?= .venv
 WORKERS ?= 2
+BENCHMARKS ?= step_cost conv_factor idle quality
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
@@ -28,14 +29,13 @@ check: $(VENV)/dev.stamp
 	@echo "check: mypy" && $(BIN)/mypy --no-error-summary
 
 bench: $(VENV)/dev.stamp
-	@set -e; for file in benchmarks/[a-z]*.py; do \
-		[ -e "$$file" ] || { echo "bench: there are no benchmarks yet"; break; }; \
-		echo "bench: $$file"; $(BIN)/python "$$file" $(ARGS); \
+	@set -e; for name in $(BENCHMARKS); do \
+		echo "bench: $$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); \
 	done
 
 clean:
 	@rm -rf $(VENV) build dist demo .mypy_cache .pytest_cache .ruff_cache
-	@find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is made again only when its stamp is older than what was asked for.
 $(VENV)/python.stamp:

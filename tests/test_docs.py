@@ -1,4 +1,4 @@
-"""What the documents say is true: their code runs, their links lead somewhere, their names exist."""
+"""The documents are true: their code runs, their links lead somewhere, their names exist."""
 
 import ast
 import inspect
@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 FENCE = re.compile(
-    r"(?P<hidden><!--\s*no-run\s*-->\s*\n)?^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^ *```",
+    r"(?P<hidden><!--\s*no-run\s*-->\s*\n)?"
+    r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^ *```",
     re.MULTILINE | re.DOTALL,
 )
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)[^)]*\)")
@@ -57,11 +58,11 @@ def broken_links(text: str, page: Path) -> list[str]:
 def _resolves(target: str, text: str, page: Path) -> bool:
     path, _, anchor = target.partition("#")
     other = page.parent / path if path else page
-    if not other.exists():
-        return False
-    if not anchor or other.suffix != ".md":
-        return True
-    return anchor in anchors(text if other == page else other.read_text(encoding="utf-8"))
+    if other == page:
+        return anchor in anchors(text)
+    if not anchor or other.suffix != ".md" or not other.exists():
+        return other.exists()
+    return anchor in anchors(read(other))
 
 
 def anchors(text: str) -> set[str]:

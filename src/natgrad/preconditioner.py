@@ -26,6 +26,7 @@ from natgrad.runtime.scaling import LevenbergMarquardt
 from natgrad.runtime.schedule import Schedule
 from natgrad.runtime.settings import Clocks, Intervals, Reduction, Settings, Values
 from natgrad.runtime.statistics import Statistics
+from natgrad.runtime.thin import ThinGradients
 from natgrad.runtime.timing import Stopwatch
 from natgrad.runtime.wrappers import Compiled, unwrapped
 from natgrad.tables import Table
@@ -87,9 +88,11 @@ class KFAC:
         )
         self.observation = Observation(self.curvature, self.capture, self.statistics)
         self.refreshing = Refresh(self.blocks, self.refresh_clocks)
-        self.preconditioning = Preconditioning(self.model, self.blocks, optimizer)
-        self.prediction = Prediction(self.blocks, self.model)
         self.compiled = Compiled(model)
+        # Hooks of every step would be traced into compiled code.
+        self.thin = ThinGradients(self.blocks, enabled=not self.compiled.found)
+        self.preconditioning = Preconditioning(self.model, self.blocks, optimizer, self.thin)
+        self.prediction = Prediction(self.blocks, self.model)
         self._warned: set[str] = set()
         self._prepare()
 
@@ -105,13 +108,13 @@ class KFAC:
         samples = samples or self.capture.samples()
         if self.capture.armed:
             with self.watch("fold"):
-                self._update(now, samples, loss_scale)
+                self._report(self._update(now, samples, loss_scale))
         with self.watch("refresh"):
             self._report(self.refreshing(self.steps, now, updated=self.capture.armed))
         if self._adapts():
             self.prediction.remember(self._gradient_scale(samples))
         with self.watch("apply"):
-            self.preconditioning(now, self._gradient_scale(samples))
+            self.preconditioning(now, self._gradient_scale(samples), loss_scale)
         self.steps += 1
         self._prepare()
 
@@ -147,7 +150,7 @@ class KFAC:
 
     def memory(self) -> Table:
         """Bytes by block and purpose."""
-        return reports.memory(self.blocks)
+        return reports.memory(self.blocks, self.preconditioning.stacks)
 
     def timings(self) -> reports.Timings:
         """Seconds by stage, since the start."""
@@ -171,6 +174,7 @@ class KFAC:
     def detach(self) -> None:
         """Take all hooks off the model and give its compiled form back."""
         self.capture.detach()
+        self.thin.detach()
         self.compiled.run_eagerly(False)
 
     # Parts of a step.
@@ -179,6 +183,7 @@ class KFAC:
         """Make ready for the next step: hooks are there only if it updates something."""
         self.capture.forget()
         self.statistics.forget()
+        self.thin.forget()
         updates = bool(self.update_clocks.due(self.steps))
         self.compiled.run_eagerly(updates)
         self.capture.count_samples(updates or self.settings.reduction == "sum")
@@ -188,25 +193,35 @@ class KFAC:
         due = self.update_clocks.due(self.steps)
         return [name for name in block.factors if self.update_clocks.key(name) in due]
 
-    def _update(self, now: Values, samples: int | None, loss_scale: float) -> None:
-        """Sums since the last step -> running averages, now that the number of samples is known."""
+    def _update(self, now: Values, samples: int | None, loss_scale: float) -> list[str]:
+        """Sums since the last step -> running averages, now that the number of samples is known.
+
+        Returns what is amiss, a sentence each."""
         for this in self.capture.passes:
             self.statistics.flush(this)
-        seen = [block for block in self.blocks if block.sums]
-        if not seen or not samples:
+        if not samples and self.capture.passes:  # an empty batch says nothing of the curvature
+            for block in self.blocks:
+                block.sums = {}
+            return []
+        if not samples or not any(block.sums for block in self.blocks):
             self._complain_of_silence()
-            return
+            return []
         # Gradients that observe() made are those of one sample's loss already.
         scale = 1.0 if self.curvature.observes else self.settings.loss_scale(samples)
-        for block in self.blocks:
-            block.fold(samples, scale / loss_scale, now.decay)
+        silent = [
+            block
+            for block in self.blocks
+            if not block.fold(samples, scale / loss_scale, now.decay) and self._wanted(block)
+        ]
         self.update_clocks.mark(self.steps, self.update_clocks.due(self.steps))
+        return [_silence(block) for block in silent if _has_moved(block)]
 
     def _gradient_scale(self, samples: int | None) -> float:
         """What makes the gradients in ``.grad`` those of the mean loss of a sample."""
         if self.settings.reduction == "mean":
             return self.settings.terms_per_sample
-        if not samples and any(p.grad is not None for p in self.model.parameters()):
+        called = samples or self.capture.passes  # an empty batch has no samples
+        if not called and any(p.grad is not None for p in self.model.parameters()):
             raise CaptureError(
                 "reduction='sum' needs the number of samples, but the model itself was not called "
                 "since the last step. Call the model that KFAC was given, or pass step(samples=...)."
@@ -235,7 +250,20 @@ class KFAC:
         for problem in problems:
             if problem not in self._warned:
                 self._warned.add(problem)
-                warnings.warn(problem, stacklevel=3)
+                warnings.warn(problem, stacklevel=4)  # step() is inside of no_grad()
+
+
+def _has_moved(block: Block) -> bool:
+    """Whether there is a gradient for this block that is not 0."""
+    return any(p.grad is not None and bool(p.grad.any()) for p in block.parameters)
+
+
+def _silence(block: Block) -> str:
+    return (
+        f"{block.kind} {block.name!r} has a gradient but gave no statistics, so its curvature is "
+        "not updated. Call the module itself, not a function of its weight, and compile modules, "
+        "not functions that call them."
+    )
 
 
 def _check_arguments(model: Any, optimizer: Any, kl_clip: Any) -> None:

@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from natgrad.specs import FactorSpec
+
 Parts = tuple[Tensor, ...]
 
 
@@ -26,6 +28,10 @@ class Inverse(ABC):
     @abstractmethod
     def decompose_diagonal(self, values: Tensor, damping: Tensor) -> Parts:
         """The same for diagonal matrices, ``values [b, d]``."""
+
+    @abstractmethod
+    def shapes(self, spec: FactorSpec) -> tuple[tuple[int, ...], ...]:
+        """Of the parts that a factor of these sizes gets."""
 
     @abstractmethod
     def solve(self, parts: Parts, m: Tensor, damping: float) -> Tensor:

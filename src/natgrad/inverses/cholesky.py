@@ -9,6 +9,7 @@ from torch import Tensor
 from natgrad.inverses.base import Inverse, Parts
 from natgrad.linalg.inverse import recursive_inverse_
 from natgrad.linalg.products import product, scaled
+from natgrad.specs import FactorSpec
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Cholesky(Inverse):
         damped = values.clamp(min=0.0) + damping.unsqueeze(1)
         floor = values.amax(1, keepdim=True) * torch.finfo(values.dtype).eps
         return (damped.maximum(floor.clamp(min=1e-30)).reciprocal(),)
+
+    def shapes(self, spec: FactorSpec) -> tuple[tuple[int, ...], ...]:
+        return ((spec.batch, spec.dim) if spec.diagonal else (spec.batch, spec.dim, spec.dim),)
 
     def solve(self, parts: Parts, m: Tensor, damping: float) -> Tensor:
         (inverse,) = parts

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from natgrad.inverses.base import Inverse, Parts
 from natgrad.linalg.products import product, scaled
+from natgrad.specs import FactorSpec
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Eigen(Inverse):
 
     def decompose_diagonal(self, values: Tensor, damping: Tensor) -> Parts:
         return values.new_empty(len(values), 0), values.clamp(min=0.0)
+
+    def shapes(self, spec: FactorSpec) -> tuple[tuple[int, ...], ...]:
+        rows = (spec.batch, 0) if spec.diagonal else (spec.batch, spec.dim, spec.dim)
+        return rows, (spec.batch, spec.dim)
 
     def solve(self, parts: Parts, m: Tensor, damping: float) -> Tensor:
         rows, values = parts

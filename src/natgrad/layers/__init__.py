@@ -1,6 +1,6 @@
 """How a module becomes one matrix."""
 
-from natgrad.layers import attention, conv, embedding, linear, norm
+from natgrad.layers import attention, conv, embedding, linear, norm, recurrent
 from natgrad.layers.base import Elementwise, Layer, SharedInput
 from natgrad.layers.registry import NotCovered, decline, layers_of, register, registered
 
@@ -16,6 +16,7 @@ __all__ = [
     "layers_of",
     "linear",
     "norm",
+    "recurrent",
     "register",
     "registered",
 ]

@@ -65,6 +65,11 @@ class Layer(ABC, Generic[M]):
         """The module's class, as the user wrote it."""
         return type(self.module).__name__
 
+    @property
+    def claims(self) -> tuple[nn.Module, ...]:
+        """Child modules whose parameters this layer stands for: they get no layer of their own."""
+        return ()
+
     # Parameters as a matrix.
 
     def as_weight(self, m: Tensor) -> Tensor:
@@ -160,8 +165,9 @@ class SharedInput(Layer[M]):
 
     def position_sums(
         self, x: Any, g: Tensor, samples: int | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, int]:
-        """``sum_s a [groups, n, cols]``, ``sum_s g [groups, n, rows]`` and the number of positions."""
+    ) -> tuple[Tensor, Tensor, int | Tensor]:
+        """``sum_s a [groups, n, cols]``, ``sum_s g [groups, n, rows]`` and the number of positions,
+        ``[1, n, 1]`` where samples differ in it."""
         a = per_sample(self.weight_inputs(x, dtype), samples)
         positions = a.shape[2]
         total = a.sum(2)

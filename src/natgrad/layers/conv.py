@@ -142,7 +142,8 @@ def transposed_convolution(name: str, module: Any) -> list[SharedInput[Any]]:
     if weight.weight is not None:
         layers.append(weight)
     if bias.bias is not None:
-        bias.name = f"{name}.bias" if weight.weight is not None else name
+        if weight.weight is not None:
+            bias.name = f"{name}.bias" if name else "bias"
         layers.append(bias)
     return layers
 

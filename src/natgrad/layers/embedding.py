@@ -73,13 +73,13 @@ class Embedding(SharedInput[nn.Embedding]):
 
     def position_sums(
         self, x: Tensor, g: Tensor, samples: int | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, int]:
-        # One-hot sums are counts; padding has no gradient, so it does not enter either sum.
-        a = per_sample(grouped(self.inputs(x)).to(dtype), samples)
+    ) -> tuple[Tensor, Tensor, int | Tensor]:
+        # One-hot sums are counts; padding has no gradient, so it is no position at all.
+        total = per_sample(grouped(self.inputs(x)).to(dtype), samples).sum(2)
         gs = grouped(self.gradients(g)).to(dtype)
         if (used := self._used(x)) is not None:
             gs = gs * used.unsqueeze(-1)
-        return a.sum(2), per_sample(gs, samples).sum(2), a.shape[2]
+        return total, per_sample(gs, samples).sum(2), total.sum(2, keepdim=True)
 
     def sample_gradients(self, x: Tensor, g: Tensor, samples: int | None) -> Iterator[Tensor]:
         # As a sum per looked-up entry: the one-hot product would multiply mostly zeros.
@@ -105,6 +105,7 @@ class TiedHead(Rows):
 
     module: nn.Linear
     inputs_per_row = 0
+    input_is_rows = False  # its input is no row of A
 
     def __init__(self, name: str, module: nn.Linear) -> None:
         super().__init__(name, module)
@@ -117,6 +118,9 @@ class TiedHead(Rows):
     @property
     def shape(self) -> tuple[int, int, int]:
         return 1, self.module.in_features, self.module.out_features
+
+    def weight_inputs(self, x: Any, dtype: torch.dtype) -> Tensor:
+        return grouped(self.inputs(x)).to(dtype)  # over W's rows, so none of its columns are cut
 
     def pairs(self, x: Any, g: Tensor, samples: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         dtype = real(g.dtype)

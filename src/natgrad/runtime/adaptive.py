@@ -16,12 +16,14 @@ class Prediction:
     def __init__(self, blocks: list[Block], model: nn.Module) -> None:
         self.blocks, self.model = blocks, model
         self.remembered: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+        self._gradient_scale = 1.0
 
     def remember(self, gradient_scale: float) -> None:
-        """Weights and gradients before the step."""
-        covered = {id(p) for block in self.blocks for p in block.parameters}
+        """Weights and gradients before the step; the scale makes the gradient that of a sample's
+        mean loss, which is what the curvature is of."""
+        self._gradient_scale = gradient_scale
         self.remembered = [
-            (p, p.detach().clone(), p.grad * (gradient_scale if id(p) in covered else 1.0))
+            (p, p.detach().clone(), p.grad * gradient_scale)
             for p in self.model.parameters()
             if p.grad is not None
         ]
@@ -43,4 +45,5 @@ class Prediction:
             if block.inverse.joint:  # otherwise the damping is inside of the parts
                 change += 0.5 * damping * float(d.square().sum())
         self.remembered = []
-        return (after - before) / change if change else float("nan")
+        actual = (after - before) * self._gradient_scale
+        return actual / change if change else float("nan")

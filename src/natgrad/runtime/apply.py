@@ -8,36 +8,44 @@ from natgrad.runtime.blocks import Block
 from natgrad.runtime.scaling import LearningRates, kl_scale
 from natgrad.runtime.settings import Values
 from natgrad.runtime.stacks import Stack, has_gradient, stacked
+from natgrad.runtime.thin import ThinGradients
 
 
 class Preconditioning:
     """Stacks are made anew whenever a further block has become ready."""
 
-    def __init__(self, model: nn.Module, blocks: list[Block], optimizer: Optimizer | None) -> None:
-        self.model, self.blocks = model, blocks
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: list[Block],
+        optimizer: Optimizer | None,
+        thin: ThinGradients,
+    ) -> None:
+        self.model, self.blocks, self.thin = model, blocks, thin
         self.rates = LearningRates(optimizer)
         self.stacks: list[Stack] = []
         self._stacked = -1
-        covered = {id(p) for block in blocks for p in block.parameters}
-        self._others = [p for p in model.parameters() if id(p) not in covered]
+        self._parameters = list(model.parameters())
         self.zeroed = 0  # steps whose gradient was not finite
 
-    def __call__(self, now: Values, gradient_scale: float) -> None:
+    def __call__(self, now: Values, gradient_scale: float, loss_scale: float) -> None:
         self.restack()
         total: Tensor | None = None
         for stack in self.stacks:
             damping = now.damping_of(stack.blocks[0])
-            part = stack.precondition(damping, self.rates)
+            part = stack.precondition(damping, self.rates, self.thin, loss_scale)
             total = part if total is None else total + part.to(total.device, total.dtype)
-        if total is None:
+        owned, others = self._gradients()
+        if total is None and not others:
             return
+        if total is None:
+            total = torch.zeros((), device=others[0].device)
         scale = kl_scale(total * gradient_scale**2, now.kl_clip) * gradient_scale
-        others = [p.grad for p in self._others if p.grad is not None]
         for norm in torch._foreach_norm(others) if others else ():
             scale = torch.where(
                 torch.isfinite(norm.to(scale.device)), scale, torch.zeros_like(scale)
             )
-        self._scale(scale)
+        self._scale(scale, owned, others)
 
     def restack(self) -> None:
         if self._stacked != (ready := sum(block.ready for block in self.blocks)):
@@ -47,26 +55,35 @@ class Preconditioning:
         """The parts were replaced by others."""
         self._stacked = -1
 
-    def _scale(self, scale: Tensor) -> None:
-        """Multiply all preconditioned gradients; 0 stands for a step that must not happen."""
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients that were preconditioned, and all others: of parameters without a block, or
+        with one that is not ready."""
         owned = {
-            id(p): p.grad
+            id(p)
             for stack in self.stacks
             for block in stack.blocks
             if has_gradient(block)
             for p in block.parameters
-            if p.grad is not None
         }
-        grads = list(owned.values())
+        mine: list[Tensor] = []
+        others: list[Tensor] = []
+        for p in self._parameters:
+            if p.grad is not None:
+                # The values of a sparse gradient stand for it: 0 there is 0 everywhere.
+                values = p.grad._values() if p.grad.is_sparse else p.grad
+                (mine if id(p) in owned else others).append(values)
+        return mine, others
+
+    def _scale(self, scale: Tensor, owned: list[Tensor], others: list[Tensor]) -> None:
+        """Multiply all preconditioned gradients; 0 stands for a step that must not happen."""
         if scale.is_cpu:  # reading a number of the CPU waits for nothing
             value = float(scale)
             if value == 0.0:
                 self.zeroed += 1
-                everything = [p.grad for p in self.model.parameters() if p.grad is not None]
-                torch._foreach_zero_(everything)
+                torch._foreach_zero_([*owned, *others])
             elif value != 1.0:
-                torch._foreach_mul_(grads, value)
+                torch._foreach_mul_(owned, value)
             return
-        for grad in (*grads, *(p.grad for p in self._others if p.grad is not None)):
+        for grad in (*owned, *others):
             torch.where(scale > 0, grad, torch.zeros_like(grad), out=grad)
-        torch._foreach_mul_(grads, scale)
+        torch._foreach_mul_(owned, scale)

@@ -85,7 +85,7 @@ class Block:
             if not total.count:
                 continue
             factor = scale**2 / samples if self.factors[name].of_gradients else 1 / total.count
-            news[name] = total.kept.mul_(factor)
+            news[name] = total.kept, factor
             if name not in self.running:
                 self.running[name] = RunningFactor(self.forms[name], self.dtype, self.device)
         if not news:

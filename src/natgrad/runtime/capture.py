@@ -7,6 +7,7 @@ modules and evaluation passes all come out right.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from natgrad.errors import CaptureError
 from natgrad.layers import Layer
-from natgrad.layers.attention import AttentionWatch, Projection
+from natgrad.layers.functional import Projection
 from natgrad.runtime.blocks import Block
+from natgrad.runtime.hooks import Hook, in_backward, remove
 
 Use = tuple[Block, Layer[Any]]
 View = Callable[[Tensor], Tensor]
@@ -69,11 +70,11 @@ class Capture:
         """Two hooks on the model itself."""
         if wanted and not self._root_handles:
             self._root_handles = [
-                self.root.register_forward_pre_hook(_Hook(self._begin), with_kwargs=True),
-                self.root.register_forward_hook(_Hook(self._end)),
+                self.root.register_forward_pre_hook(Hook(self._begin), with_kwargs=True),
+                self.root.register_forward_hook(Hook(self._end)),
             ]
         elif not wanted:
-            _remove(self._root_handles)
+            remove(self._root_handles)
 
     def arm(self) -> None:
         """Hooks on every layer."""
@@ -87,17 +88,17 @@ class Capture:
                 self._layer_handles += self._watch(module, uses)
                 continue
             for use in uses:
-                hook = _Hook(_Call(self, use))
+                hook = Hook(_Call(self, use))
                 self._layer_handles.append(
                     module.register_forward_hook(hook, prepend=True, with_kwargs=True)
                 )
 
     def disarm(self) -> None:
-        _remove(self._layer_handles)
+        remove(self._layer_handles)
 
     def detach(self) -> None:
         self.disarm()
-        _remove(self._root_handles)
+        remove(self._root_handles)
         self.forget()
 
     def forget(self) -> None:
@@ -112,7 +113,7 @@ class Capture:
     # What hooks do.
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not _in_backward():
+        if not in_backward():
             self.current = Pass(leading_size((*args, *kwargs.values()), self.batch_axis))
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -146,7 +147,7 @@ class Capture:
         it comes to this one.
         """
         this = self._pass()
-        if _in_backward():
+        if in_backward():
             return this.hooked[block] < this.calls[block]
         this.calls[block] += 1
         return True
@@ -157,47 +158,32 @@ class Capture:
         return self.current
 
     def _watch(self, module: nn.Module, uses: list[Use]) -> list[RemovableHandle]:
-        """See the projections inside of an attention module."""
-        by_layer = {layer: block for block, layer in uses}
-        entered: list[AttentionWatch] = []
+        """See the projections inside of a module that calls functions."""
+        blocks = {layer: block for block, layer in uses if isinstance(layer, Projection)}
+        layers = list(blocks)
+        entered: list[ExitStack] = []
 
-        def seen(layer: Projection, x: Tensor, out: Tensor, view: View) -> None:
-            block = by_layer[layer]
+        def seen(layer: Projection[Any], x: Any, out: Tensor, view: View) -> None:
+            block = blocks[layer]
             if self.called(block) and out.requires_grad and torch.is_grad_enabled():
-                self.seen((block, layer), x.detach(), out, view)
+                self.seen((block, layer), x, out, view)
 
-        def enter(module: nn.Module, args: Any) -> None:
-            watch = AttentionWatch(
-                [layer for layer in by_layer if isinstance(layer, Projection)], seen
-            )
-            watch.__enter__()
-            entered.append(watch)
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            while entered:  # a KeyboardInterrupt runs no hook, so the last call did not leave
+                entered.pop().close()
+            watch = layers[0].watch(layers, seen, (*args, *kwargs.values()))
+            entered.append(ExitStack())
+            entered[-1].enter_context(watch)
 
         def leave(module: nn.Module, args: Any, out: Any) -> None:
-            entered.pop().__exit__(None, None, None)
+            if entered:  # not if another hook failed before the mode was entered
+                entered.pop().close()
 
         return [
-            module.register_forward_pre_hook(_Hook(enter)),
+            module.register_forward_pre_hook(Hook(enter), with_kwargs=True),
             # Also after an exception, or the mode would stay on for the rest of the program.
-            module.register_forward_hook(_Hook(leave), always_call=True),
+            module.register_forward_hook(Hook(leave), always_call=True),
         ]
-
-
-class _Hook:
-    """A module hook that a copy of the module does not take along: it does nothing there."""
-
-    def __init__(self, does: Callable[..., None] | None = None) -> None:
-        self.does = does
-
-    def __call__(self, *args: Any) -> None:
-        if self.does is not None:
-            self.does(*args)
-
-    def __deepcopy__(self, memo: Any) -> "_Hook":
-        return _Hook()
-
-    def __reduce__(self) -> Any:
-        return _Hook, ()
 
 
 class _Call:
@@ -208,12 +194,6 @@ class _Call:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         capture, (block, layer) = self.capture, self.use
-        if torch.compiler.is_compiling():
-            raise CaptureError(
-                f"torch.compile traced the hook of {layer.kind} {layer.name!r}, which would lose its "
-                "curvature. Compile the model itself, model = torch.compile(model), not a function "
-                "that calls it, and pass the compiled model to KFAC."
-            )
         if capture.called(block) and torch.is_grad_enabled() and out.requires_grad:
             capture.seen(self.use, layer.keep(args, kwargs, out), out, layer.arrange)
 
@@ -243,16 +223,7 @@ class _Return:
     def __call__(self, g: Tensor) -> None:
         if not torch.is_grad_enabled():
             self.capture.returned(self.this)
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
-
-
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
+            self.capture.current = self.this  # what is recomputed from here on belongs to it
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 from natgrad.errors import CoverageError
 from natgrad.inverses import Inverse
 from natgrad.layers import Elementwise, Layer, layers_of, registered
-from natgrad.layers.attention import Projection
 from natgrad.layers.embedding import Embedding, TiedHead
+from natgrad.layers.functional import Projection
 from natgrad.layers.linear import Linear
 from natgrad.runtime.blocks import Block
 from natgrad.structures import EKFAC, Kronecker, Structure, UnitWise
@@ -64,8 +64,7 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
             continue
         for layer in views:
             layer.batch_axis = choice.batch_axis
-            if isinstance(layer, Projection):
-                claimed.add(layer.module.out_proj)
+            claimed.update(layer.claims)
         layers += [layer for layer in views if layer.parameters]
     blocks = [
         Block(

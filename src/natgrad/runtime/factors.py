@@ -19,30 +19,37 @@ class RunningFactor:
         self.weight = number
         self.change = number.clone()  # of the last update, |new mean - mean| / |mean| (O27)
 
-    def fold(self, difference: Tensor, distance: Tensor, fits: Tensor, decay: float) -> None:
-        """Move towards ``mean + difference`` if ``fits``; ``distance`` is the difference's norm.
+    def fold(self, lag: Tensor, distance: Tensor, fits: Tensor, decay: float) -> None:
+        """Move by a share of ``-lag = new - mean`` if ``fits``; ``distance`` is the norm of it.
 
-        Nothing is read by the host, so an accelerator need not stop for a step.
+        An accelerator need not stop for this: nothing of it is read by the host.
         """
         before = self.mean.norm()
         weight = torch.where(fits, decay * self.weight + (1 - decay), self.weight)
         share = torch.where(fits, (1 - decay) / weight.clamp(min=1e-30), torch.zeros_like(weight))
-        if difference.is_cpu:
-            if not fits:  # reading a number of the CPU waits for nothing
-                return
+        if lag.is_cpu:  # reading a number there waits for nothing, and saves a pass over the factor
+            if fits:
+                self.mean.sub_(lag, alpha=float(share))
         else:
-            difference.nan_to_num_(0.0, 0.0, 0.0)
-        self.mean.addcmul_(difference, share.to(difference.dtype))
+            self.mean.addcmul_(lag.nan_to_num_(0.0, 0.0, 0.0), -share.to(lag.dtype))
         moved = share * distance / before
         self.change = torch.where(fits & (before > 0), moved, self.change).to(weight.dtype)
         self.weight = weight
 
 
-def fold_all(running: dict[str, RunningFactor], news: dict[str, Tensor], decay: float) -> Tensor:
-    """Fold new estimates of one block's factors, all or none; returns whether they were finite."""
-    differences = {name: new.sub_(running[name].mean) for name, new in news.items()}
-    distances = {name: d.norm() for name, d in differences.items()}
+def fold_all(
+    running: dict[str, RunningFactor], news: dict[str, tuple[Tensor, float]], decay: float
+) -> Tensor:
+    """Fold new estimates ``factor * sum`` of one block's factors, all of them or none.
+
+    The sums are overwritten. Returns whether the estimates were finite.
+    """
+    lags = {
+        name: torch.sub(running[name].mean, total, alpha=factor, out=total)
+        for name, (total, factor) in news.items()
+    }
+    distances = {name: lag.norm() for name, lag in lags.items()}
     fits = torch.isfinite(torch.stack(list(distances.values())).sum())
-    for name, difference in differences.items():
-        running[name].fold(difference, distances[name], fits, decay)
+    for name, lag in lags.items():
+        running[name].fold(lag, distances[name], fits, decay)
     return fits

@@ -3,12 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from natgrad.linalg.workspace import held
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.discovery import Uncovered, clean
 from natgrad.runtime.settings import Values
+from natgrad.runtime.stacks import Stack
 from natgrad.runtime.timing import Stopwatch
 from natgrad.tables import Column, Table, bytes_text, seconds_text
 
@@ -82,20 +83,28 @@ def _state(block: Block) -> str:
     return ", ".join(notes)
 
 
-def memory(blocks: list[Block]) -> Memory:
+def memory(blocks: list[Block], stacks: list[Stack]) -> Memory:
     purposes = ("factors", "inverses", "sums")
     rows = []
     total: Counter[str] = Counter()
     for block in blocks:
         own: Counter[str] = Counter()
         for purpose, tensor in block.tensors():
-            own[purpose] += tensor.numel() * tensor.element_size()
+            own[purpose] += _size(tensor)
         total.update(own)
         rows.append((block.name, *(bytes_text(own[p]) for p in purposes), bytes_text(own.total())))
+    total["scales"] = sum(_size(tensor) for stack in stacks for tensor in stack.tensors())
     total["workspace"] = held()
-    footer = f"{bytes_text(total.total())} in all, of it {bytes_text(total['workspace'])} workspace"
+    footer = (
+        f"{bytes_text(total.total())} in all, of it {bytes_text(total['scales'])} damped "
+        f"eigenvalues of all blocks and {bytes_text(total['workspace'])} workspace"
+    )
     columns = (Column("block"), *(Column(p, "right") for p in (*purposes, "all")))
     return Memory("Memory", columns, tuple(rows), footer, total=dict(total))
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def timings(watch: Stopwatch, steps: int) -> Timings:

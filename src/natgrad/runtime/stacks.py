@@ -1,13 +1,16 @@
 """Blocks of one shape, preconditioned together: small products cost more to start than to do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from natgrad.inverses import Parts
 from natgrad.linalg.workspace import workspace
 from natgrad.runtime.blocks import Block
+from natgrad.runtime.thin import ThinGradients, precondition_outer
 
 Rates = Callable[[nn.Parameter], float]
 
@@ -41,30 +44,61 @@ class Stack:
         self._cache: dict[str, Any] = {}
         self._versions: list[int] = []
 
-    def precondition(self, damping: float, rates: Rates) -> Tensor:
-        """Replace the gradients; returns ``sum lr^2 <preconditioned, raw>`` over the blocks (P17)."""
+    def precondition(
+        self, damping: float, rates: Rates, thin: ThinGradients, loss_scale: float
+    ) -> Tensor:
+        """Replace the gradients; returns ``sum lr^2 <preconditioned, raw>`` (P17)."""
         if self._versions != (now := [block.version for block in self.blocks]):
             self._cache, self._versions = {}, now
-        first = self.blocks[0]
-        groups, rows, cols = first.shape
-        count = len(self.blocks)
-        dtype = torch.promote_types(first.dtype, torch.float32)
-        like = torch.empty(0, dtype=dtype, device=first.device)
-        raw = workspace("raw", (count * groups * rows * cols,), like)
-        raw = raw.view(count, groups, rows, cols)
-        used = []
-        for index, block in enumerate(self.blocks):
-            if has_gradient(block):
+        total, rest = self._zero(), []
+        for block in self.blocks:
+            pair = thin.take(block, loss_scale)
+            if pair is not None:
+                layer = block.layers[0]
+                own = [0.0 if p is None else rates(p) for p in (layer.weight, layer.bias)]
+                total += precondition_outer(block, *pair, (own[0], own[1]))
+            else:
+                rest.append(block)
+        if len(rest) == len(self.blocks):
+            return self._together(rest, self.parts, damping, rates, self._cache)
+        for block in rest:
+            total += self._together([block], block.parts, damping, rates, {})
+        return total
+
+    def _together(
+        self,
+        blocks: list[Block],
+        parts: dict[str, Parts],
+        damping: float,
+        rates: Rates,
+        cache: dict[str, Any],
+    ) -> Tensor:
+        """Precondition the gradients of ``blocks``, whose parts are stacked in ``parts``."""
+        zero = self._zero()
+        count, shape = len(blocks), blocks[0].shape
+        raw = workspace("raw", (count * prod(shape),), zero).view(count, *shape)
+        used = [index for index, block in enumerate(blocks) if has_gradient(block)]
+        for index, block in enumerate(blocks):
+            if index in used:
                 block.layers[0].load(raw[index], gradient)
-                used.append(index)
             else:
                 raw[index].zero_()
-        out = self.structure.precondition(
-            self.parts, self.inverse, raw.flatten(0, 1), damping, self._cache
-        ).view_as(raw)
+        if not used:
+            return zero
+        out = self.structure.precondition(parts, self.inverse, raw.flatten(0, 1), damping, cache)
+        out = out.view_as(raw)
         for index in used:
-            self.blocks[index].layers[0].store(out[index], gradient)
-        return weighted_dot(raw, out, [self.blocks[i] for i in used], used, rates)
+            blocks[index].layers[0].store(out[index], gradient)
+        return weighted_dot(raw, out, blocks, used, rates)
+
+    def _zero(self) -> Tensor:
+        first = self.blocks[0]
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        return torch.zeros((), dtype=dtype, device=first.device)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What is kept beside the parts, until they or the damping change."""
+        yield from (value for value in self._cache.values() if isinstance(value, Tensor))
 
     def multiply(self, displacements: list[Tensor], damping: float) -> Tensor:
         """``sum <d, F d>`` over the blocks, for a displacement ``[groups, rows, cols]`` of each."""
@@ -106,19 +140,19 @@ def has_gradient(block: Block) -> bool:
 def weighted_dot(
     raw: Tensor, out: Tensor, blocks: list[Block], used: list[int], rates: Rates
 ) -> Tensor:
-    """``sum_i lr_i^2 <raw_i, out_i>`` for ``[count, groups, rows, cols]``; weight and bias of a layer
-    may have learning rates of their own."""
+    """``sum_i lr_i^2 |<raw_i, out_i>|`` for ``[count, groups, rows, cols]``; weight and bias of a
+    layer may have learning rates of their own."""
+    own = [{rates(p) for p in blocks[index].parameters} for index in used]
+    if len(used) == len(blocks) and all(len(rate) == 1 for rate in own):
+        dots = torch.linalg.vecdot(raw.flatten(1), out.flatten(1)).abs()
+        squares = torch.tensor([rate.pop() ** 2 for rate in own], dtype=raw.dtype)
+        return torch.dot(dots, squares.to(raw.device, non_blocking=True))
     total = raw.new_zeros(())
-    for index, block in zip(used, blocks, strict=True):
-        layer = block.layers[0]
-        per_parameter = {rates(p) for p in layer.parameters}
-        if len(per_parameter) == 1:
-            (rate,) = per_parameter
-            total += rate**2 * torch.dot(raw[index].flatten(), out[index].flatten())
-            continue
-        product = raw[index] * out[index]
+    for index in used:
+        layer, product = blocks[index].layers[0], raw[index] * out[index]
         if layer.weight is not None:
-            total += rates(layer.weight) ** 2 * product[..., : layer.weight_cols].sum()
+            part = product[..., : layer.weight_cols].sum()
+            total += rates(layer.weight) ** 2 * part.abs()
         if layer.bias is not None:
-            total += rates(layer.bias) ** 2 * product[..., -1].sum()
+            total += rates(layer.bias) ** 2 * product[..., -1].sum().abs()
     return total

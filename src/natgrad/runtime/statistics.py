@@ -39,9 +39,9 @@ class Statistics:
                 self._pool(use, x, g, sums, this, draw)
             return
         with self.watch("A"):
-            sums = self._inputs(use, x, g, sums)
+            rest = self._inputs(use, x, g, sums)
         with self.watch("G"):
-            block.structure.add(layer, x, g, sums)
+            block.structure.add(layer, x, g, rest)
             self._pool(use, x, g, sums, this, draw)
 
     def flush(self, this: Pass) -> None:
@@ -58,14 +58,18 @@ class Statistics:
         block, layer = use
         mine = {name: total for name, total in sums.items() if name in ("A", "Gt")}
         rest = {name: total for name, total in sums.items() if name not in mine}
-        if "A" in mine and isinstance(layer, SharedInput) and layer.input_is_rows:
-            key = (x.data_ptr(), x.shape, x.stride(), x.dtype, x._version, layer.shape[2])
+        rows = isinstance(layer, SharedInput) and layer.input_is_rows and isinstance(x, Tensor)
+        if "A" in mine and rows:
+            columns = (layer.weight_cols, layer.bias is None)
+            key = (x.data_ptr(), x.shape, x.stride(), x.dtype, x._version, columns)
             fresh = mine["A"].count == 0
-            if self._last is not None and self._last[0] == key and not block.structure.pooled:
-                source = self._last[2].sums["A"]
+            last = self._last
+            shared = last is not None and last[0] == key and last[2] is not block
+            if last is not None and shared and not block.structure.pooled:
+                source = last[2].sums["A"]
                 mine["A"].kept.add_(source.kept)
                 mine["A"].count += source.count
-                block.twin = self._last[2]
+                block.twin = last[2]
                 return rest
             block.structure.add(layer, x, g, mine)
             # Only a sum that holds nothing else can be handed on.

@@ -25,15 +25,14 @@ class Compiled:
     """All compiled modules in and around a model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._wrappers: list[tuple[OptimizedModule, Any]] = []
+        self._all = list(model.modules())
+        self._wrappers = [(m, m.forward) for m in self._all if isinstance(m, OptimizedModule)]
         self._modules: list[tuple[nn.Module, Any]] = []
         self.eager = False
-        seen: set[int] = set()
-        for module in model.modules():
-            if isinstance(module, OptimizedModule) and id(module) not in seen:
-                seen.add(id(module))
-                self._wrappers.append((module, module.forward))
-        self._all = list(model.modules())
+
+    @property
+    def found(self) -> bool:
+        return bool(self._wrappers) or any(m._compiled_call_impl for m in self._all)
 
     def run_eagerly(self, wanted: bool) -> None:
         """Switch every compiled module over; what was compiled stays compiled for the next time."""

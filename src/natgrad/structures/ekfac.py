@@ -96,7 +96,7 @@ class EKFAC(Structure):
     def dense(self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape) -> Tensor:
         """Of the eigenbasis of the kept factors, with ``S`` taken as it is."""
         merged = self.decomposed(kept, forms)
-        q = {name: torch.linalg.eigh(forms[name].dense(merged[name]))[1] for name in ("A", "G")}
+        q = {name: _vectors(forms[name], merged[name]) for name in ("A", "G")}
         s = kept["S"].view(shape[0], -1)
         bases = [torch.kron(g, a) for g, a in zip(q["G"], q["A"], strict=True)]
         return torch.block_diag(*(b * s[i] @ b.mT for i, b in enumerate(bases)))
@@ -120,6 +120,14 @@ def carry_over(s: Tensor, old: dict[str, Parts], new: dict[str, Parts]) -> Tenso
     if ra.numel():
         m = m @ (old["A"][0] @ ra.mT).square()
     return m.reshape(len(lg), -1)
+
+
+def _vectors(form: Form, kept: Tensor) -> Tensor:
+    """Eigenvectors as columns ``[batch, dim, dim]``; a diagonal factor stays in its own order."""
+    dense = form.dense(kept)
+    if form.diagonal:
+        return torch.eye(form.dim, dtype=dense.dtype, device=dense.device).expand_as(dense)
+    return torch.linalg.eigh(dense)[1]
 
 
 def _rotate(rows: Tensor, t: Tensor) -> Tensor:

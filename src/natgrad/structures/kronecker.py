@@ -76,7 +76,7 @@ class Kronecker(Structure):
             assert isinstance(layer, SharedInput)
             dtype = torch.float64 if g.dtype == torch.float64 else torch.float32
             a, gs, positions = layer.position_sums(x, g, samples, dtype)
-            yield a, gs, torch.tensor(positions)
+            yield a, gs, torch.as_tensor(positions)
 
     def role(self, layer: AnyLayer) -> str:
         return "t" if self.sharing == "reduce" and isinstance(layer, TiedHead) else ""
@@ -85,7 +85,7 @@ class Kronecker(Structure):
         self, role: str, summary: tuple[Tensor, ...], sums: Sums, parts: dict[str, Parts]
     ) -> None:
         a, g, positions = summary
-        means, totals = a / positions, g
+        means, totals = a / positions.clamp(min=1), g  # a sample may have no position at all
         over_a, over_g = (totals, means) if role else (means, totals)
         for name, rows in ((f"A{role}", over_a), (f"G{role}", over_g)):
             if name in sums:
@@ -111,12 +111,18 @@ class Kronecker(Structure):
         if not inverse.joint:
             (a,), (g,) = parts["A"], parts["G"]
             return apply_inverses(g, m, a)
-        (ra, la), (rg, lg) = parts["A"], parts["G"]
-        if cache.get("damping") != damping:
-            values = lg.unsqueeze(2) * la.unsqueeze(1)
-            largest = lg.amax(1) * la.amax(1)
-            cache.update(damping=damping, scale=floored(values + damping, largest).reciprocal_())
-        return filtered(rg, ra, m, cache["scale"])
+        return filtered(parts["G"][0], parts["A"][0], m, _scale(parts, damping, cache))
+
+    def precondition_outer(
+        self, parts: dict[str, Parts], g: Tensor, a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of the gradient ``g^T a`` with ``g [k, rows]``, ``a [k, cols]``: ``left [k, rows]`` and
+        ``right [k, cols]`` with ``left^T right`` the preconditioned gradient.
+
+        Only for inverses of each factor: a joint damping would need the product.
+        """
+        (inverse_a,), (inverse_g,) = parts["A"], parts["G"]
+        return g @ inverse_g[0], a @ inverse_a[0]
 
     def multiply(
         self, parts: dict[str, Parts], inverse: Inverse, m: Tensor, damping: float
@@ -131,6 +137,17 @@ class Kronecker(Structure):
         merged = self.decomposed(kept, forms)
         a, g = (forms[name].dense(merged[name]) for name in ("A", "G"))
         return torch.block_diag(*(torch.kron(g[i], a[i]) for i in range(shape[0])))
+
+
+def _scale(parts: dict[str, Parts], damping: float, cache: Cache) -> Tensor:
+    """``1 / (l_G l_A + damping)``, ``[b, rows, cols]``."""
+    if cache.get("damping") != damping:
+        (_, la), (_, lg) = parts["A"], parts["G"]
+        values = lg.unsqueeze(2) * la.unsqueeze(1)
+        largest = lg.amax(1) * la.amax(1)
+        cache.update(damping=damping, scale=floored(values + damping, largest).reciprocal_())
+    scale: Tensor = cache["scale"]
+    return scale
 
 
 def expand(layer: AnyLayer, x: Any, g: Tensor, sums: Sums) -> None:

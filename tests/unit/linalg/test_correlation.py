@@ -109,12 +109,14 @@ def test_rounds_cover_every_image_once():
 
 @pytest.mark.parametrize("c", [3, 16, 40, 130])
 @pytest.mark.parametrize("width", [4, 30])
-def test_records_and_gaps_agree(monkeypatch, c, width):
+@pytest.mark.parametrize("layout", ["records", "gaps", "lanes"])
+def test_every_layout_serves_any_shape(monkeypatch, c, width, layout):
+    monkeypatch.setattr(correlation, "_WIDE", 10**9 if layout == "lanes" else 1)
+    monkeypatch.setattr(correlation, "_RECORDS", 0 if layout == "records" else 10**9)
     x = torch.randn(6, c, 5, width, dtype=torch.float64)
-    for ratio in (0, 10**9):
-        monkeypatch.setattr(correlation, "_RECORDS", ratio)
+    for kernel in ((3, 3), (2, 5)):
         for dilation in ((1, 1), (1, 2)):
-            assert_same(x, ConvGeometry((3, 3), ((1, 1), (1, 1)), dilation))
+            assert_same(x, ConvGeometry(kernel, ((1, 1), (4, 3)), dilation))
 
 
 @pytest.mark.parametrize("c", [3, 16, 64, 256])

@@ -1,0 +1,87 @@
+"""Modules that call functions on their parameters: linear projections that no module hook sees.
+
+A function mode is entered for the time of the module's forward and reports every projection in it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from natgrad.layers.base import M, SharedInput, trainable
+
+# Called for every projection seen: layer, what it keeps of its input, output, and what makes the
+# layer's own gradient, samples first, of the gradient of that output.
+Seen = Callable[["Projection[Any]", Any, Tensor, Callable[[Tensor], Tensor]], None]
+
+
+class Projection(SharedInput[M]):
+    """Rows of a parameter of a module, applied to ``[n, s, features]``; all rows by default."""
+
+    input_is_rows = True
+
+    def __init__(
+        self, name: str, module: M, weight: Tensor, bias: Tensor | None, rows: slice | None = None
+    ) -> None:
+        super().__init__(name, module)
+        self.source = weight
+        self.weight, self.bias = trainable(weight), trainable(bias)
+        self.slice = rows or slice(0, weight.shape[0])
+        self._inputs = weight.shape[1]
+
+    @property
+    def rows(self) -> int:
+        return int(self.slice.stop - self.slice.start)
+
+    @property
+    def inputs_per_row(self) -> int:
+        return self._inputs
+
+    def split(self, weight: Tensor) -> Tensor:
+        return weight[self.own(weight)]
+
+    def as_bias(self, bias: Tensor) -> Tensor:
+        return bias[self.slice].unsqueeze(0)
+
+    def own(self, weight: Tensor) -> slice:
+        # A packed projection has the rows of all; a separate weight has its own only.
+        return self.slice if weight.shape[0] > self.rows else slice(None)
+
+    @classmethod
+    @abstractmethod
+    def watch(cls, layers: Sequence[Any], seen: Seen, inputs: tuple[Any, ...]) -> "Watch[Any]":
+        """What sees the calls of ``layers``, all of one module that is called with ``inputs``."""
+
+    def inputs(self, x: Any) -> Tensor:
+        rows: Tensor = x
+        return rows
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return g
+
+
+P = TypeVar("P", bound=Projection[Any])
+
+
+class Watch(TorchFunctionMode, ABC, Generic[P]):
+    """While entered, sees every function that one call of a module makes of ``inputs``."""
+
+    def __init__(self, layers: Sequence[P], seen: Seen, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.layers, self.seen, self.inputs = layers, seen, inputs
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    @abstractmethod
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what ``func(*args, **kwargs)`` does, and report the projections in it. A mode is off
+        inside itself."""
