@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from benchmarks.idle import idle_table
-from benchmarks.memory import over_sgd
+from benchmarks.memory import memory_rows
 from benchmarks.timing import Row, Table, Times, average_step, interleave, report
 from benchmarks.workloads import (
     INTERVALS,
@@ -55,7 +55,7 @@ def measure(
     calls["naive"] = Trainer(workload, naive("both", inverse))
     clocks = {kind: StageClock(calls[kind].preconditioner) for kind in ("both", "naive")}
     after = {kind: clock.read for kind, clock in clocks.items()}
-    times = interleave(calls, repeats, warmup=3, burst=burst, after=after)
+    times = interleave(calls, repeats, warmup=2, burst=burst, after=after)
     return times, clocks
 
 
@@ -145,10 +145,9 @@ def main() -> None:
             stages.rows += stage_rows(name, inverse, clocks)
             del times, clocks
         if not arguments.no_memory and name in ("resnet32", "resnet50"):
-            for method, goal in (("natgrad", MEMORY_GOALS.get(name)), ("naive", None)):
-                tries = 1 if arguments.quick or large else 3
-                peak = over_sgd(name, method, "eigen", arguments.threads, tries)
-                memory.rows.append(Row(f"{name}, {method}", peak, "MB", goal))
+            tries = 1 if arguments.quick or large else 3
+            goal = MEMORY_GOALS.get(name)
+            memory.rows += memory_rows(name, "eigen", arguments.threads, tries, goal)
     idle = idle_table(repeats=20 if arguments.quick else 200)
     tables = [table for table in (steps, kinds, stages, memory, idle) if table.rows]
     report(tables, arguments.markdown, arguments.json)

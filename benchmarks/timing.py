@@ -10,6 +10,7 @@ and 1 update-and-refresh step.
 
 import json
 import math
+import os
 import platform
 import statistics
 import subprocess
@@ -87,16 +88,21 @@ def average_step(seconds: Mapping[Kind, float], update_every: int, refresh_every
     return sum(full[kind] * count for kind, count in counts.items()) / counts.total()
 
 
-def peak_megabytes(module: str, *arguments: str, repeats: int = 1) -> float:
+def peak_megabytes(
+    module: str, *arguments: str, repeats: int = 1, environment: Mapping[str, str] | None = None
+) -> float:
     """Least peak resident memory (MB) of `repeats` runs of `python -m module arguments`.
 
     The module prints `peak_resident_bytes()` as its last line.
     """
+    variables = {**os.environ, **(environment or {})}
     root = Path(__file__).resolve().parents[1]
     peaks = []
     for _ in range(repeats):
         command = [sys.executable, "-m", module, *arguments]
-        run = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+        run = subprocess.run(
+            command, cwd=root, env=variables, check=True, stdout=subprocess.PIPE, text=True
+        )
         peaks.append(int(run.stdout.split()[-1]) / 1e6)
     return min(peaks)
 

@@ -52,6 +52,10 @@ def plot(runs: Mapping[str, Sequence[Any]], against: str, label: str, salt: str)
                     alpha=0.9,
                 )
         axes.set(yscale="log", xlabel=label, ylabel="training loss")
+        axes.yaxis.set_major_formatter("{x:g}")
+        low, high = axes.get_ylim()
+        if high < 10 * low:  # too few powers of ten to read the axis by
+            axes.yaxis.set_minor_formatter("{x:g}")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, which="both", linewidth=0.5)
         axes.legend(frameon=False)

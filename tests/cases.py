@@ -124,7 +124,7 @@ class Twice(nn.Module):
 
 
 class ThriceOnOne(nn.Module):
-    """One module called on the same input over and over, then on another, beside a second module."""
+    """One module called on the same input over and over and on another, beside a second module."""
 
     def __init__(self) -> None:
         super().__init__()

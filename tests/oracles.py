@@ -1,8 +1,8 @@
 """Slow and obviously right: the curvature of every layer from explicit sums, and dense solves.
 
 Nothing here uses natgrad. A weight is a matrix `W [groups, rows, cols]`, its bias the last column;
-for sample `n` and position `s` a layer computes `W a[n, s]`, and `g[n, s]` is the gradient of the loss
-of sample `n`. Columns of a convolution are ordered (kernel position, channel).
+for sample `n` and position `s` a layer computes `W a[n, s]`, and `g[n, s]` is the gradient of the
+loss of sample `n`. Columns of a convolution are ordered (kernel position, channel).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cases import Case, losses
 from torch import Tensor, nn
+
+from cases import Case, losses
 
 Named = Mapping[str, Tensor]
 
 
 @dataclass
 class Use:
-    """`a [groups, n, s, cols]`, `g [groups, n, s, rows]`; a position that is not `used [n, s]` counts
-    for nothing."""
+    """`a [groups, n, s, cols]`, `g [groups, n, s, rows]`; a position that is not `used [n, s]`
+    counts for nothing."""
 
     a: Tensor
     g: Tensor
@@ -37,8 +38,8 @@ class Use:
 class View:
     """One weight as a matrix, and everything that happened to it in one forward and backward pass.
 
-    `matrix` brings gradients by parameter name into `[groups, rows, cols]`. In `transposed` uses rows
-    see the inputs and columns the gradients. `elementwise`: each row has its own input.
+    `matrix` brings gradients by parameter name into `[groups, rows, cols]`. In `transposed` uses
+    rows see the inputs and columns the gradients. `elementwise`: each row has its own input.
     """
 
     name: str
@@ -88,10 +89,7 @@ def truth(case: Case, n: int) -> Truth:
                 known.transposed += view.transposed
         if mixes_samples(call.module):
             own |= affine_copies(call, g, samples)
-    if own:
-        per_sample = own
-    else:
-        per_sample = loop_over_samples(case, model, inputs, samples, parameters)
+    per_sample = own or loop_over_samples(case, model, inputs, samples, parameters)
     detached = dict(zip(parameters, (m.detach() for m in mean), strict=True))
     return Truth(samples, views, detached, per_sample)
 
@@ -306,9 +304,7 @@ def per_group(patch: Tensor, m: Any) -> Tensor:
     return torch.stack([part.movedim(1, -1).flatten(1) for part in patch.chunk(m.groups, 1)])
 
 
-def transposed_views(
-    case: Case, model: nn.Module, call: Call, g: Tensor, n: int
-) -> Iterator[View]:
+def transposed_views(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> Iterator[View]:
     """The weight, whose output is the patch an input pixel is spread over, and the bias."""
     m, x = call.module, call.args[0].detach()
     if not case.batched:
@@ -358,9 +354,7 @@ def embedding_view(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) 
     return View(call.name, lambda named: named[weight].mT[None], [use], diagonal_inputs=True)
 
 
-def attention_views(
-    case: Case, model: nn.Module, call: Call, g: Tensor, n: int
-) -> Iterator[View]:
+def attention_views(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> Iterator[View]:
     """The projections written out, with their outputs as tensors that have gradients."""
     m = call.module
 
@@ -375,9 +369,7 @@ def attention_views(
         m.in_proj_weight.chunk(3) if packed else (m.q_proj_weight, m.k_proj_weight, m.v_proj_weight)
     )
     biases = (0, 0, 0) if m.in_proj_bias is None else m.in_proj_bias.chunk(3)
-    heads = [
-        x @ w.mT + b for x, w, b in zip((query, key, value), weights, biases, strict=True)
-    ]
+    heads = [x @ w.mT + b for x, w, b in zip((query, key, value), weights, biases, strict=True)]
     split = [t.unflatten(2, (m.num_heads, -1)).transpose(1, 2) for t in heads]  # [n, head, s, d]
     scores = split[0] @ split[1].mT / split[0].shape[-1] ** 0.5
     mixed = (scores.softmax(-1) @ split[2]).transpose(1, 2).flatten(2)
@@ -533,9 +525,7 @@ def pi_damped(A: Tensor, G: Tensor, damping: float) -> Tensor:
     return torch.block_diag(*blocks)
 
 
-def close(
-    found: Tensor, expected: Tensor, tolerance: float = 1e-9, *, scale: float = 0.0
-) -> bool:
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-9, *, scale: float = 0.0) -> bool:
     """Equal up to `tolerance` times the norm of what is expected, or times a `scale` above it."""
     if found.shape != expected.shape:
         return False

@@ -8,6 +8,11 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD
+from torch.overrides import _get_current_function_mode_stack
+
+import natgrad
 from loops import (
     CHOICES,
     INVERSES,
@@ -25,11 +30,6 @@ from loops import (
     train,
     weights,
 )
-from torch import nn
-from torch.optim import SGD
-from torch.overrides import _get_current_function_mode_stack
-
-import natgrad
 from natgrad import KFAC
 
 NAMES = list(NETS)
@@ -262,7 +262,7 @@ class TestDegenerate:
 
     @pytest.mark.parametrize("reduction", ["mean", "sum"])
     def test_an_empty_batch_at_the_first_step(self, reduction):
-        model, optimizer, kfac = start(reduction=reduction)
+        model, _, kfac = start(reduction=reduction)
         x, y = MLP.batch()
         F.cross_entropy(model(x[:0]), y[:0], reduction="sum").backward()
         kfac.step()
@@ -275,7 +275,7 @@ class TestDegenerate:
         x, y = net.batch(8)
         found = []
         for sizes in ((8,), (8, 0)):
-            model, optimizer, kfac = start(net, structure=structure)
+            model, _, kfac = start(net, structure=structure)
             model.eval()  # BatchNorm refuses to train on nothing
             for n in sizes:
                 loss = F.cross_entropy(model(x[:n]), y[:n], reduction="sum") / 8
@@ -423,9 +423,10 @@ class TestInterruptions:
             model, optimizer, kfac = start(net)
             for x, y in net.batches(3):
                 if interrupted:
-                    with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
+                    with pytest.MonkeyPatch.context() as patch:
                         patch.setattr(torch, "bmm", fails)
-                        model(x)
+                        with pytest.raises(error):
+                            model(x)
                     if error is RuntimeError:
                         assert not _get_current_function_mode_stack()
                 train(model, optimizer, kfac, [(x, y)])
@@ -656,12 +657,14 @@ class TestUnusedModules:
         model = Sneaky()
         optimizer = SGD(model.parameters(), lr=0.1)
         kfac = KFAC(model, optimizer, **often())
-        with pytest.warns(UserWarning, match="Linear 'hidden' has a gradient but gave no") as caught:
+        with pytest.warns(
+            UserWarning, match="Linear 'hidden' has a gradient but gave no"
+        ) as caught:
             train(model, optimizer, kfac, MLP.batches(3))
         assert [str(w.message) for w in caught] == [
-            "Linear 'hidden' has a gradient but gave no statistics, so its curvature is not updated. "
-            "Call the module itself, not a function of its weight, and compile modules, not "
-            "functions that call them."
+            "Linear 'hidden' has a gradient but gave no statistics, so its curvature is not "
+            "updated. Call the module itself, not a function of its weight, and compile modules, "
+            "not functions that call them."
         ]
 
     def test_separate_clocks_are_no_silence(self):

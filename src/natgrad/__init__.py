@@ -16,6 +16,7 @@ from natgrad.runtime.scaling import LevenbergMarquardt
 from natgrad.runtime.schedule import (
     BatchInterval,
     CoupledMomentum,
+    Doubling,
     Drift,
     GrowingInterval,
     PolynomialDecay,
@@ -37,6 +38,7 @@ __all__ = [
     "CoupledMomentum",
     "CoverageError",
     "Diagonal",
+    "Doubling",
     "Drift",
     "Eigen",
     "Elementwise",

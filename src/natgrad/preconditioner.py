@@ -6,24 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler  # type: ignore[attr-defined]
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from natgrad.comm import world_size
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
 from natgrad.errors import CaptureError, SettingError
 from natgrad.inverses import Eigen, Inverse
-from natgrad.runtime import checkpoint, reports
+from natgrad.runtime import arguments, checkpoint, reports
 from natgrad.runtime.adaptive import Prediction
 from natgrad.runtime.apply import Preconditioning
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.capture import Capture
 from natgrad.runtime.discovery import Choice, Pattern, StructureOf, discover
-from natgrad.runtime.mixed import unscale
+from natgrad.runtime.mixed import no_autocast, unscale
 from natgrad.runtime.observation import Observation
 from natgrad.runtime.refresh import Refresh
 from natgrad.runtime.scaling import LevenbergMarquardt
-from natgrad.runtime.schedule import Schedule
+from natgrad.runtime.schedule import Doubling, Schedule
 from natgrad.runtime.settings import Clocks, Intervals, Reduction, Settings, Values
 from natgrad.runtime.statistics import Statistics
 from natgrad.runtime.thin import ThinGradients
@@ -44,11 +43,11 @@ class KFAC:
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        damping: float | Schedule | LevenbergMarquardt = 1e-3,
+        damping: float | Schedule | LevenbergMarquardt = 3e-3,
         decay: float | Schedule = 0.95,
         kl_clip: float | Schedule | None = 1e-3,
-        update_every: Intervals = 10,
-        refresh_every: Intervals = 100,
+        update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
+        refresh_every: Intervals = Doubling(100),  # noqa: B008 (frozen)
         curvature: Fisher | None = None,
         structure: StructureOf = None,
         norm_damping: float | Schedule = 1.0,
@@ -61,7 +60,9 @@ class KFAC:
         factor_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
-        _check_arguments(model, optimizer, kl_clip)
+        arguments.check_model(model, optimizer, kl_clip)
+        arguments.check_choices(curvature, structure, inverse)
+        arguments.check_tensors(factor_dtype, batch_axis, scaler, optimizer)
         self.steps = 0
         self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
         self.curvature = curvature or EmpiricalFisher()
@@ -106,21 +107,23 @@ class KFAC:
         loss_scale = unscale(self.scaler, self.optimizer)
         now = self.settings.at(self.steps)
         samples = samples or self.capture.samples()
+        device = self.blocks[0].device
         if self.capture.armed:
-            with self.watch("fold"):
+            with no_autocast(device), self.watch("fold"):
                 self._report(self._update(now, samples, loss_scale))
-        with self.watch("refresh"):
+        with no_autocast(device), self.watch("refresh"):
             self._report(self.refreshing(self.steps, now, updated=self.capture.armed))
         if self._adapts():
             self.prediction.remember(self._gradient_scale(samples))
-        with self.watch("apply"):
+        with no_autocast(device), self.watch("apply"):
             self.preconditioning(now, self._gradient_scale(samples), loss_scale)
         self.steps += 1
         self._prepare()
 
     def observe(self, output: Tensor, targets: Tensor | None = None) -> None:
-        """Show the model's output, before ``loss.backward()``, to a Fisher that is not the empirical
-        one. ``targets`` only says which positions are ignored. Free on steps that update nothing."""
+        """Show the model's output, before ``loss.backward()``, to a Fisher that is not empirical.
+
+        ``targets`` only says which positions are ignored. Free on steps that update nothing."""
         if self.capture.armed and self.curvature.observes:
             scale = self.scaler.get_scale() if self.scaler is not None else 1.0
             self.observation(output, targets, scale)
@@ -224,7 +227,7 @@ class KFAC:
         if not called and any(p.grad is not None for p in self.model.parameters()):
             raise CaptureError(
                 "reduction='sum' needs the number of samples, but the model itself was not called "
-                "since the last step. Call the model that KFAC was given, or pass step(samples=...)."
+                "since the last step. Call the model KFAC was given, or pass step(samples=...)."
             )
         return 1.0 / samples if samples else 1.0
 
@@ -236,7 +239,7 @@ class KFAC:
         if all(p.grad is None for block in self.blocks for p in block.parameters):
             return
         if self.curvature.observes:
-            why = f"{self.curvature!r} was shown no output: call kfac.observe(output) before backward()"
+            why = f"{self.curvature!r} saw no output: call kfac.observe(output) before backward()"
         elif self.capture.skipped:
             why = "the backward pass ran with create_graph=True: take that away on this step"
         else:
@@ -264,28 +267,6 @@ def _silence(block: Block) -> str:
         "not updated. Call the module itself, not a function of its weight, and compile modules, "
         "not functions that call them."
     )
-
-
-def _check_arguments(model: Any, optimizer: Any, kl_clip: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise SettingError(
-            f"model is a {type(model).__name__} but must be a torch.nn.Module: pass the network."
-        )
-    if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        raise SettingError(
-            f"optimizer is a {type(optimizer).__name__} but must be a torch.optim.Optimizer or None: "
-            "pass the optimizer whose step() follows."
-        )
-    if optimizer is None and kl_clip is not None:
-        raise SettingError(
-            f"kl_clip={kl_clip!r} needs the learning rate, and there is no optimizer to ask: pass "
-            "KFAC(model, optimizer), or kl_clip=None."
-        )
-    if world_size() > 1:
-        raise SettingError(
-            f"KFAC runs in one process, but {world_size()} processes train together here: their "
-            "weights would drift apart. Leave it out, or train in one process."
-        )
 
 
 def _patterns(given: Iterable[Pattern] | Pattern) -> tuple[Pattern, ...]:

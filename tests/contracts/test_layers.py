@@ -2,13 +2,15 @@
 
 import copy
 
-import oracles
 import pytest
 import torch
-from cases import CASES, EMBEDDING, LINEAR, Case, losses
-from oracles import close, truth
 
+import oracles
+from cases import CASES, EMBEDDING, LINEAR, Case, losses
 from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Eigen, Full, Kronecker, UnitWise
+from natgrad.runtime import thin
+from natgrad.structures.ekfac import carry_over
+from oracles import close, truth
 
 # torch pads by a copy where the kernel is even.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -83,7 +85,9 @@ def test_block_and_preconditioned_gradient(case, structure):
         assert {block.name for block in kfac.blocks} == set(expected.views)
         for block in kfac.blocks:
             view, where = expected.views[block.name], (block.name, n, reduction)
-            assert isinstance(block.structure, UnitWise if norm(view, structure) else type(structure))
+            assert isinstance(
+                block.structure, UnitWise if norm(view, structure) else type(structure)
+            )
             dense = expected_block(expected, view, block.structure)
             a, g = oracles.term_scale(view, expected.n)
             assert close(found_block(block), dense, scale=a * g), where
@@ -145,10 +149,10 @@ def test_ekfac_uses_second_moments_in_the_basis_of_the_last_refresh(case):
                 "bir,nbij,bjc->nbrc", bases["G"], expected.sample_matrices(view), bases["A"]
             )
             S = turned.square().mean(0)
-            mean = torch.einsum("bir,bij,bjc->brc", bases["G"], expected.mean_matrix(view), bases["A"])
-            wanted = torch.einsum(
-                "bir,brc,bjc->bij", bases["G"], mean / (S + DAMPING), bases["A"]
+            mean = torch.einsum(
+                "bir,bij,bjc->brc", bases["G"], expected.mean_matrix(view), bases["A"]
             )
+            wanted = torch.einsum("bir,brc,bjc->bij", bases["G"], mean / (S + DAMPING), bases["A"])
             where = (block.name, n, reduction)
             assert close(block.parts["S"][0].view_as(S), S), where
             assert close(view.matrix(gradients(model)), wanted), where
@@ -246,8 +250,6 @@ def test_no_positions_at_all(module, x, structure):
 
 def test_carry_over_is_the_diagonal_in_the_new_basis():
     """`S` of an old basis, as a matrix, seen from the new one."""
-    from natgrad.structures.ekfac import carry_over
-
     groups, rows, cols = 2, 3, 4
 
     def parts(d):
@@ -266,8 +268,6 @@ def test_carry_over_is_the_diagonal_in_the_new_basis():
 
 
 def test_carry_over_with_a_diagonal_factor():
-    from natgrad.structures.ekfac import carry_over
-
     q = torch.linalg.qr(torch.randn(1, 3, 3, dtype=torch.float64))[0]
     none = torch.empty(1, 0, dtype=torch.float64)
     values = torch.rand(1, 4, dtype=torch.float64)
@@ -277,37 +277,58 @@ def test_carry_over_with_a_diagonal_factor():
     assert close(carry_over(S, old, new).view(3, 4), q[0].mT.square() @ S.view(3, 4))
 
 
-@pytest.mark.parametrize("name", ["linear-2", "conv2d-groups", "conv2d-correlations", "embedding-2"])
-def test_ekfac_carries_its_second_moments_over(name):
-    """A refresh between two batches: S follows the basis, then averages in the new batch."""
-    from natgrad.structures.ekfac import carry_over
-
+@pytest.mark.parametrize(
+    "name", ["linear-2", "conv2d-groups", "conv2d-correlations", "embedding-2"]
+)
+def test_ekfac_carries_its_second_moments_to_a_new_basis(monkeypatch, name):
+    """A refresh while S is known: S goes on in the new basis, in the average and in the parts."""
     case = next(c for c in CASES if c.name == name)
     model = case.model()
-    kfac = KFAC(
-        model,
-        kl_clip=None,
-        update_every=1,
-        refresh_every={"A": 3, "G": 3},
-        structure=EKFAC(),
-        damping=DAMPING,
-        decay=0.5,
-    )
+    kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=3, structure=EKFAC(), decay=0.5)
     (block,) = kfac.blocks
-    history = []
+    seen, refresh = [], block.refresh
+
+    def watched(names, damping):
+        kept = block.kept().get("S")
+        old = {n: tuple(p.clone() for p in parts) for n, parts in block.parts.items()}
+        seen.append((None if kept is None else kept.clone(), old))
+        return refresh(names, damping)
+
+    monkeypatch.setattr(block, "refresh", watched)
     for seed in range(4):
         model.zero_grad()
         losses(case, model(*case.data(3, seed))).mean().backward()
         kfac.step()
-        history.append({k: tuple(p.clone() for p in parts) for k, parts in block.parts.items()})
-    first, second, third, fourth = history
-    assert all(torch.equal(a, b) for a, b in zip(second["G"], first["G"], strict=True))
-    assert not close(third["S"][0], second["S"][0], 1e-3)
-    assert not close(fourth["G"][0], third["G"][0], 1e-3)
-    # S before the refresh of the fourth step: the third's average, moved by the fourth batch.
-    moved = block.running["S"].mean.view_as(fourth["S"][0])
-    assert close(fourth["S"][0], moved)
-    assert close(moved.sum(), carry_over(moved, fourth, third).sum())
+    (none, empty), (S, old) = seen
+    assert none is None
+    assert not empty
+    new = block.parts
+    assert not close(new["G"][0], old["G"][0], 1e-3)
+    expected = carry_over(S, old, new)
+    assert not close(expected.flatten(), S, 1e-3)
+    assert close(new["S"][0], expected)
+    assert close(block.running["S"].mean, expected.flatten())
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize(
+    "case", [c for c in LINEAR if "frozen-weight" not in c.name and "conv" not in c.name], ids=str
+)
+def test_gradients_as_thin_products(monkeypatch, case, sharing):
+    """Wide linear layers precondition the two sides of their gradient; here narrow ones do too."""
+    monkeypatch.setattr(thin, "_WIDE", 0)
+    monkeypatch.setattr(thin, "_pays", lambda k, block: True)
+    monkeypatch.setattr(Kronecker, "precondition", None)  # of a gradient that is not thin
+    for n, reduction in settings_of(case):
+        expected = truth(case, n)
+        chosen = {"structure": Kronecker(sharing), "inverse": Cholesky()}
+        model, kfac = stepped(case, n, reduction, **chosen)
+        (block,) = kfac.blocks
+        view = expected.views[block.name]
+        factors = oracles.kronecker(view, expected.n, sharing)
+        mean = expected.mean_matrix(view)
+        wanted = oracles.solve(oracles.pi_damped(*factors, DAMPING), 0.0, mean)
+        assert close(view.matrix(gradients(model)), wanted), (n, reduction)
 
 
 def test_eigen_is_the_default_inverse():

@@ -54,7 +54,7 @@ def contained(inverse: Inverse, matrix: Tensor, damping: Tensor) -> Parts | None
     for attempt, extra in _attempts(matrix, damping):
         try:
             parts = inverse.decompose(attempt, extra)
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             continue
         if all(bool(torch.isfinite(part).all()) for part in parts):
             return tuple(part.to(matrix.dtype).contiguous() for part in parts)

@@ -46,7 +46,8 @@ class Cholesky(Inverse):
         (inverse,) = parts
         if inverse.ndim == 2:
             return m / inverse.unsqueeze(-1)
-        return torch.linalg.solve(inverse, m)
+        multiplied: Tensor = torch.linalg.solve(inverse, m)
+        return multiplied
 
     def error(self, parts: Parts, matrix: Tensor, damping: Tensor) -> Tensor:
         """``|(F + damping I)^-1_old (F + damping I) - I| / sqrt(d)``."""
@@ -55,4 +56,5 @@ class Cholesky(Inverse):
         damped.diagonal(dim1=1, dim2=2).add_(damping.unsqueeze(1))
         left = scaled(inverse, damped) if inverse.ndim == 2 else inverse @ damped
         left.diagonal(dim1=1, dim2=2).sub_(1.0)
-        return left.norm() / matrix.shape[0] ** 0.5 / matrix.shape[1] ** 0.5
+        error: Tensor = left.norm() / (matrix.shape[0] * matrix.shape[1]) ** 0.5
+        return error

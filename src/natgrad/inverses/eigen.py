@@ -60,15 +60,17 @@ class Eigen(Inverse):
         rows, values = parts
         if rows.numel() == 0:  # nothing to rotate: how far the values themselves have moved
             now = matrix.diagonal(dim1=1, dim2=2)
-            return (now - values).norm() / now.norm().clamp(min=1e-30)
+            moved: Tensor = (now - values).norm() / now.norm().clamp(min=1e-30)
+            return moved
         rotated = rows @ matrix @ rows.mT
         total = rotated.norm()
         beside = rotated - torch.diag_embed(rotated.diagonal(dim1=1, dim2=2))
-        return beside.norm() / total.clamp(min=1e-30)
+        error: Tensor = beside.norm() / total.clamp(min=1e-30)
+        return error
 
 
 def floored(damped: Tensor, largest: Tensor) -> Tensor:
-    """``damped [b, ...]`` kept above rounding error of ``largest [b]``: damping 0 divides by no zero."""
+    """``damped [b, ...]`` kept above rounding error of ``largest [b]``: nothing divides by 0."""
     floor = largest * torch.finfo(damped.dtype).eps
     floor = floor.clamp(min=torch.finfo(torch.float32).tiny ** 0.5)
     return torch.maximum(damped, floor.view(-1, *([1] * (damped.ndim - 1))))

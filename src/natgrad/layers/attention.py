@@ -6,7 +6,7 @@ calls of ``linear`` while the module runs.
 
 from collections.abc import Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ def _undispatched(func: FunctionType) -> FunctionType:
     return FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
 
 
-_attend = _undispatched(F.multi_head_attention_forward)
+_attend = _undispatched(cast(FunctionType, F.multi_head_attention_forward))
 
 
 class _Own:

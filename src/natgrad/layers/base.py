@@ -195,7 +195,7 @@ class SharedInput(Layer[M]):
 
 
 class Elementwise(Layer[M]):
-    """Every row has its own input ``x_hat`` (norm layers): ``y[r] = weight[r] x_hat[r] + bias[r]``."""
+    """Every row has an input of its own (norm layers): ``y[r] = weight[r] x_hat[r] + bias[r]``."""
 
     normalises = True
     inputs_per_row = 1
@@ -256,7 +256,7 @@ def grouped(t: Tensor) -> Tensor:
 def per_sample(t: Tensor, samples: int | None) -> Tensor:
     """``t [groups, n, s, d]`` with positions that were folded into ``n`` taken out again.
 
-    A model that flattens ``[samples, tokens, d]`` to ``[samples * tokens, d]`` still has ``samples``
+    A model that flattens ``[samples, tokens, d]`` to ``[samples * tokens, d]`` still has that many
     samples. A leading size that is no multiple of their number is taken as it is.
     """
     n = t.shape[1]

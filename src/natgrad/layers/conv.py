@@ -41,11 +41,12 @@ class Conv(SharedInput[Any]):
         return self.module.in_channels // self.groups * prod(self.module.kernel_size)
 
     def as_weight(self, m: Tensor) -> Tensor:
-        kernel = self.module.kernel_size
-        return m.unflatten(-1, (*kernel, -1)).movedim(-1, 2)  # [groups, rows, inputs, *kernel]
+        split: Tensor = m.unflatten(-1, (*self.module.kernel_size, -1))
+        return split.movedim(-1, 2)  # [groups, rows, inputs, *kernel]
 
     def split(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(0, (self.groups, -1))
+        by_group: Tensor = weight.unflatten(0, (self.groups, -1))
+        return by_group
 
     def _correlation_geometry(self) -> ConvGeometry | None:
         """The geometry whose distinct correlation blocks are all there is to A, if that pays."""
@@ -54,9 +55,9 @@ class Conv(SharedInput[Any]):
             return None
         one = self.dims == 1
         geometry = ConvGeometry(
-            kernel=(1, m.kernel_size[0]) if one else tuple(m.kernel_size),
-            padding=((0, 0), *self.zero_pads) if one else tuple(self.zero_pads),
-            dilation=(1, m.dilation[0]) if one else tuple(m.dilation),
+            kernel=(1 if one else m.kernel_size[0], m.kernel_size[-1]),
+            padding=((0, 0) if one else self.zero_pads[0], self.zero_pads[-1]),
+            dilation=(1 if one else m.dilation[0], m.dilation[-1]),
         )
         return geometry if Correlations.pays(geometry) else None
 
@@ -94,9 +95,8 @@ class Conv(SharedInput[Any]):
         if prod(m.kernel_size) == 1 and self.groups == 1 and self.weight is not None:
             x = self._padded(x)
             if not any(map(any, self.zero_pads)):
-                return self._add_pixels(
-                    x[(..., *(slice(None, None, s) for s in m.stride))], form, kept
-                )
+                strided = [slice(None, None, s) for s in m.stride]
+                return self._add_pixels(x[(slice(None), slice(None), *strided)], form, kept)
         view, positions = self._windows(x), 0
         for rows in patch_pieces(view, self.dims, self.groups):
             form.add_rows(kept, rows[..., : self.weight_cols])
@@ -149,8 +149,8 @@ def transposed_convolution(name: str, module: Any) -> list[SharedInput[Any]]:
 
 
 class ConvTranspose(SharedInput[Any]):
-    """``W [groups, kernel * outputs, inputs]``: an input pixel is spread over a patch of the output,
-    so the gradient of ``W a`` at that pixel is the patch of the output's gradient."""
+    """``W [groups, kernel * outputs, inputs]``: an input pixel is spread over a patch of the
+    output, so the gradient of ``W a`` at that pixel is the patch of the output's gradient."""
 
     def __init__(self, name: str, module: Any) -> None:
         super().__init__(name, module)
@@ -172,7 +172,8 @@ class ConvTranspose(SharedInput[Any]):
         return m.movedim((-1, -2), (1, 2))
 
     def split(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(0, (self.groups, -1))
+        by_group: Tensor = weight.unflatten(0, (self.groups, -1))
+        return by_group
 
     def inputs(self, x: Tensor) -> Tensor:
         x = x.unflatten(1, (self.groups, -1)).flatten(3)  # [n, groups, inputs, s]
@@ -226,7 +227,7 @@ def numeric_padding(module: Any) -> Pads:
 
 
 def add_pixels(x: Tensor, form: Triangle, kept: Tensor) -> None:
-    """``kept += sum`` over samples and pixels of ``x [n, c, *space]``, in whichever way is cheaper."""
+    """``kept += sum`` over samples and pixels of ``x [n, c, *space]``, in the cheaper way."""
     channels, pixels = x.shape[1], prod(x.shape[2:])
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     if (last and not x.is_contiguous()) or (channels >= 256 and pixels < 400):

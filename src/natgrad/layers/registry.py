@@ -19,7 +19,7 @@ _VIEWS: dict[type[nn.Module] | str, Views] = {}
 _REASONS: dict[type[nn.Module], str] = {}
 
 
-class NotCovered(Exception):
+class NotCovered(Exception):  # noqa: N818 (it is an answer, not an error)
     """Raised by a layer's constructor for a module that it cannot view as a matrix; says why."""
 
 

@@ -39,8 +39,8 @@ class Form(ABC):
 def slabs(dim: int) -> tuple[tuple[int, int, int], ...]:
     """``(first row, end row, offset)`` of the slabs that cover the upper triangle.
 
-    A slab holds rows ``i:j`` and columns ``i:dim``. Few slabs waste numbers below the diagonal, many
-    make small products; eight cost 6% more numbers than the triangle itself and need no index.
+    A slab holds rows ``i:j`` and columns ``i:dim``. Few slabs waste numbers below the diagonal,
+    many make small products; eight cost 6% more numbers than the triangle and need no index.
     """
     count = 1 if dim < 96 else 2 if dim < 192 else 4 if dim < 512 else 8 if dim < 2500 else 12
     height = -(-dim // count) if dim else 1

@@ -40,16 +40,16 @@ def windows(
 
 
 def patch_rows(view: Tensor, dims: int, groups: int) -> Tensor:
-    """``view [n, *out, *kernel, c]`` -> ``[groups, n, out, kernel * c/groups]``, channel fastest."""
+    """``view [n, *out, *kernel, c]`` -> ``[groups, n, out, kernel * c/groups]``, channels last."""
     n, out, kernel = view.shape[0], view.shape[1 : 1 + dims], view.shape[1 + dims : -1]
     if groups == 1:
         return view.reshape(1, n, prod(out), prod(kernel) * view.shape[-1])
-    split = view.unflatten(-1, (groups, -1)).movedim(-2, 0)
+    split: Tensor = view.unflatten(-1, (groups, -1)).movedim(-2, 0)
     return split.reshape(groups, n, prod(out), -1)
 
 
 def patch_pieces(view: Tensor, dims: int, groups: int) -> Iterator[Tensor]:
-    """The rows of ``patch_rows`` as ``[groups, rows, kernel * c/groups]``, some samples at a time."""
+    """The rows of ``patch_rows``, ``[groups, rows, kernel * c/groups]``, some samples at a time."""
     n, each = len(view), prod(view.shape[1:])
     if n == 0 or each == 0:
         return

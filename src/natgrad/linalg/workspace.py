@@ -1,4 +1,4 @@
-"""Scratch buffers that are reused, as fresh large temporaries cost more in page faults than in work."""
+"""Scratch buffers that are reused: fresh large ones cost more in page faults than in work."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence

@@ -77,8 +77,10 @@ class Block:
         return {name: self.sums[name] for name in names}
 
     def fold(self, samples: int, scale: float, decay: float) -> bool:
-        """Sums since the last step -> running averages. ``scale`` makes a captured gradient that of
-        one sample's loss; the block is a mean over ``samples``. Returns whether anything was there."""
+        """Sums since the last step -> running averages; returns whether there was anything.
+
+        ``scale`` makes a captured gradient that of one sample's loss; the block is a mean over
+        ``samples``."""
         sums, self.sums = self.sums, {}
         news = {}
         for name, total in sums.items():

@@ -126,8 +126,10 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
     """Layers of one weight together, an embedding first."""
     groups: dict[Any, list[Layer[Any]]] = {}
     for layer in layers:
-        part = layer.slice.start if isinstance(layer, Projection) else None
         weight = layer.weight if layer.weight is not None else layer.bias
+        part = None  # of the weight, where it holds several matrices
+        if isinstance(layer, Projection):
+            part = (layer.slice if layer.weight is None else layer.own(layer.weight)).start
         groups.setdefault((id(weight), part, layer.weight is None), []).append(layer)
     out = []
     for group in groups.values():
@@ -142,8 +144,8 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
         if len(same) != len(group):
             odd = next(u for u in group if u not in same)
             raise CoverageError(
-                f"{odd.kind} {odd.name!r} and {primary.kind} {primary.name!r} share a weight but see "
-                "it as different matrices. Leave one of them out with exclude=[...]."
+                f"{odd.kind} {odd.name!r} and {primary.kind} {primary.name!r} share a weight but "
+                "see it as different matrices. Leave one of them out with exclude=[...]."
             )
         if len({id(layer.bias) for layer in group}) > 1:
             for layer in group:
@@ -194,6 +196,6 @@ def _check_patterns(root: nn.Module, choice: Choice) -> None:
             if not any(_matches(name, module, [pattern]) for name, module in named):
                 what = pattern if isinstance(pattern, str) else type(pattern).__name__
                 raise CoverageError(
-                    f"{label} has {what!r}, which matches no module of {type(root).__name__}. Names "
-                    f"are those of named_modules(), such as {named[-1][0]!r}."
+                    f"{label} has {what!r}, which matches no module of {type(root).__name__}. "
+                    f"Names are those of named_modules(), such as {named[-1][0]!r}."
                 )

@@ -1,6 +1,6 @@
 """Running averages of factors (P6): empty at first, corrected so that the first estimate is right.
 
-``m <- m + w (new - m)`` with ``w = (1 - decay) / weight`` and ``weight <- decay weight + 1 - decay``.
+``weight <- decay weight + (1 - decay)``, ``mean <- mean + (1 - decay) / weight (new - mean)``.
 """
 
 import torch

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-
 _OUTSIDE = (
     "KFAC watches this model from outside of compiled code. Compile the model itself, model = "
     "torch.compile(model), not a function that calls it, and pass the compiled model to KFAC"

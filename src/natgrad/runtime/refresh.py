@@ -65,6 +65,6 @@ def _same_inputs(block: Block, twin: Block) -> bool:
 def _sentence(block: Block, name: str) -> str:
     kept = "its last good inverse stays" if block.ready else "its gradient stays as it is"
     return (
-        f"Factor {name} of {block.kind} {block.name!r} could not be decomposed, so {kept}; training "
-        "goes on. If this repeats, raise the damping."
+        f"Factor {name} of {block.kind} {block.name!r} could not be decomposed, so {kept}; "
+        "training goes on. If this repeats, raise the damping."
     )

@@ -39,7 +39,7 @@ class Timings(Table):
 
 @dataclass(frozen=True)
 class DriftTable(Table):
-    """By ``(block, factor)``: ``change`` of the last update (O27), ``error`` of the decomposition."""
+    """By ``(block, factor)``: ``change`` in the last update (O27), ``error`` of its parts."""
 
     change: dict[tuple[str, str], float] = field(default_factory=dict)
     error: dict[tuple[str, str], float] = field(default_factory=dict)

@@ -222,6 +222,23 @@ class GrowingInterval:
 
 
 @dataclass(frozen=True)
+class Doubling:
+    """Steps 0, 1, 2, 4, 8, 16, …, and every ``at_most`` steps once that is reached.
+
+    Curvature changes fastest at the start, where a factor has seen least data: a constant interval
+    would work for long with what one batch at the initial weights has shown.
+    """
+
+    at_most: int
+
+    def __post_init__(self) -> None:
+        check_whole(self.at_most, "Doubling.at_most", low=1)
+
+    def __call__(self, step: int) -> int:
+        return min(self.at_most, max(1, -(-step // 2)))
+
+
+@dataclass(frozen=True)
 class TwoPhaseInterval:
     """``first`` while ``e < epoch``, ``then`` afterwards (O30)."""
 

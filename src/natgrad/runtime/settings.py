@@ -44,8 +44,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
             raise SettingError(
-                f"reduction is {self.reduction!r} but must be 'mean' or 'sum': say which of them the "
-                "loss is over the samples of a step."
+                f"reduction is {self.reduction!r} but must be 'mean' or 'sum': say which of them "
+                "the loss is over the samples of a step."
             )
         number(self.terms_per_sample, "terms_per_sample", POSITIVE)
         if isinstance(self.damping, LevenbergMarquardt):
@@ -65,7 +65,7 @@ class Settings:
         )
 
     def loss_scale(self, samples: int) -> float:
-        """What turns a gradient of the loss into that of one sample's loss, summed over its terms."""
+        """What turns a gradient of the loss into that of one sample's, summed over its terms."""
         return 1.0 if self.reduction == "sum" else samples * self.terms_per_sample
 
 
@@ -76,16 +76,16 @@ class Clocks:
         if isinstance(intervals, Mapping):
             if set(intervals) != {"A", "G"}:
                 raise SettingError(
-                    f"{name} is a mapping with the keys {sorted(map(str, intervals))} but must have "
-                    "exactly 'A' and 'G': give an interval for each."
+                    f"{name} is a mapping with the keys {sorted(map(str, intervals))} but must "
+                    "have exactly 'A' and 'G': give an interval for each."
                 )
             by_key = dict(intervals)
         else:
             by_key = {"A": intervals, "G": intervals}
         if not drift and any(isinstance(i, Drift) for i in by_key.values()):
             raise SettingError(
-                f"{name} is a Drift but must be an int or a function of the step: drift can only be "
-                "measured on updated factors, so pass Drift as refresh_every."
+                f"{name} is a Drift but must be an int or a function of the step: drift can only "
+                "be measured on updated factors, so pass Drift as refresh_every."
             )
         self.clocks = {key: Clock(interval, name) for key, interval in by_key.items()}
         self.drifts = {key: isinstance(i, Drift) for key, i in by_key.items()}

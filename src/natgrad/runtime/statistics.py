@@ -10,6 +10,7 @@ from natgrad.layers import SharedInput
 from natgrad.layers.base import real
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.capture import Pass, Use
+from natgrad.runtime.mixed import no_autocast
 from natgrad.runtime.timing import Stopwatch
 from natgrad.structures import Sums
 
@@ -28,19 +29,19 @@ class Statistics:
 
     @torch.no_grad()
     def add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int = 0) -> None:
-        """``draw`` counts the gradients shown for one forward pass; inputs are added with the first."""
+        """``draw`` counts the gradients of one forward pass; inputs are added with the first."""
         block, layer = use
         names = self.wanted(block)
         if draw:
             names = [name for name in names if block.factors[name].of_gradients]
         sums = block.open(names, real(g.dtype))
         if block.normalises:
-            with self.watch("norm"):
+            with no_autocast(block.device), self.watch("norm"):
                 self._pool(use, x, g, sums, this, draw)
             return
-        with self.watch("A"):
+        with no_autocast(block.device), self.watch("A"):
             rest = self._inputs(use, x, g, sums)
-        with self.watch("G"):
+        with no_autocast(block.device), self.watch("G"):
             block.structure.add(layer, x, g, rest)
             self._pool(use, x, g, sums, this, draw)
 

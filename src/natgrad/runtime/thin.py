@@ -1,8 +1,8 @@
 """Gradients of wide linear layers as a product of two thin matrices, ``grad = g^T a``.
 
-With fewer rows in the batch than the layer is wide it is cheaper to precondition ``g`` and ``a`` than
-their product, and just as exact. That the gradient still is this product (not clipped, not added to)
-is checked with a random vector before it is used.
+With fewer rows in the batch than the layer is wide it is cheaper to precondition ``g`` and ``a``
+than their product, and just as exact. That the gradient still is this product (not clipped, not
+added to) is checked with a random vector before it is used.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ class ThinGradients:
     """Keeps input and output gradient of each candidate from its forward to the next step."""
 
     def __init__(self, blocks: list[Block], enabled: bool) -> None:
-        self._pairs: dict[Block, list[tuple[Tensor, Tensor]]] = {}
+        self._pairs: dict[Block, tuple[Tensor, Tensor] | None] = {}
         self._probes: dict[Block, Tensor] = {}
         self._handles = [
             block.layers[0].module.register_forward_hook(Hook(_Call(self, block)), with_kwargs=True)
@@ -39,15 +39,16 @@ class ThinGradients:
         self.forget()
 
     def keep(self, block: Block, a: Tensor, g: Tensor) -> None:
-        self._pairs.setdefault(block, []).append((a, g))
+        # A sum of several products is no thin one, and holding them would fill the memory.
+        self._pairs[block] = None if block in self._pairs else (a, g)
 
     def take(self, block: Block, loss_scale: float) -> tuple[Tensor, Tensor] | None:
-        """``g [k, rows]`` and ``a [k, cols]`` with ``g^T a`` the gradient in ``.grad``, if it is."""
-        pairs = self._pairs.get(block, [])
-        if len(pairs) != 1 or not block.ready:
+        """``g [k, rows]`` and ``a [k, cols]`` if ``g^T a`` is the gradient in ``.grad``."""
+        pair = self._pairs.get(block)
+        if pair is None or not block.ready:
             return None
         layer = block.layers[0]
-        (a, g), weight, bias = pairs[0], layer.weight, layer.bias
+        (a, g), weight, bias = pair, layer.weight, layer.bias
         if weight is None or weight.grad is None or g.dtype != weight.dtype or a.dtype != g.dtype:
             return None
         if loss_scale != 1.0:
@@ -89,9 +90,7 @@ class _Call:
         out.register_hook(arrived)
 
 
-def precondition_outer(
-    block: Block, g: Tensor, a: Tensor, rates: tuple[float, float]
-) -> Tensor:
+def precondition_outer(block: Block, g: Tensor, a: Tensor, rates: tuple[float, float]) -> Tensor:
     """Write the preconditioned gradient of ``g^T a``; returns ``lr^2 <preconditioned, raw>``.
 
     The inner product is one of ``k x k`` matrices: ``<l^T r, g^T a> = <l g^T, r a^T>``.
@@ -100,7 +99,7 @@ def precondition_outer(
     assert isinstance(structure, Kronecker)
     left, right = structure.precondition_outer(block.parts, g, a)
     cols = layer.weight_cols
-    assert layer.weight is not None and layer.weight.grad is not None
+    assert layer.weight is not None
     torch.mm(left.mT, right[:, :cols], out=layer.weight.grad)
     over_g = left @ g.mT
     total = rates[0] ** 2 * torch.sum(over_g * (right[:, :cols] @ a[:, :cols].mT))

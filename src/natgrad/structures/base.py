@@ -95,7 +95,7 @@ class Structure(ABC):
     def precondition(
         self, parts: dict[str, Parts], inverse: Inverse, m: Tensor, damping: float, cache: Cache
     ) -> Tensor:
-        """``(block + damping I)^-1 m`` for ``m [b, rows, cols]``; ``cache`` lasts until a refresh."""
+        """``(block + damping I)^-1 m`` for ``m [b, rows, cols]``; ``cache`` lasts to a refresh."""
 
     @abstractmethod
     def multiply(

@@ -1,7 +1,7 @@
 """K-FAC's eigenvectors with the true second moments along them (George et al. 2018).
 
-``F = (Q_G x Q_A) diag(S) (Q_G x Q_A)^T`` with ``S = 1/N sum_n (Q_G^T dW_n Q_A)^2``: of all diagonals
-in that basis the one nearest to the block, where K-FAC has the product of the eigenvalues.
+``F = (Q_G x Q_A) diag(S) (Q_G x Q_A)^T`` with ``S = 1/N sum_n (Q_G^T dW_n Q_A)^2``: of all
+diagonals in that basis the nearest to the block, where K-FAC has the product of the eigenvalues.
 """
 
 from collections.abc import Iterator, Sequence
@@ -99,7 +99,8 @@ class EKFAC(Structure):
         q = {name: _vectors(forms[name], merged[name]) for name in ("A", "G")}
         s = kept["S"].view(shape[0], -1)
         bases = [torch.kron(g, a) for g, a in zip(q["G"], q["A"], strict=True)]
-        return torch.block_diag(*(b * s[i] @ b.mT for i, b in enumerate(bases)))
+        block: Tensor = torch.block_diag(*(b * s[i] @ b.mT for i, b in enumerate(bases)))
+        return block
 
 
 def product_of_eigenvalues(parts: dict[str, Parts]) -> Tensor:
@@ -109,7 +110,7 @@ def product_of_eigenvalues(parts: dict[str, Parts]) -> Tensor:
 
 
 def carry_over(s: Tensor, old: dict[str, Parts], new: dict[str, Parts]) -> Tensor:
-    """``S [batch, rows * cols]`` in the new basis: ``(R_G)^2 S (R_A^T)^2`` with ``R = Q_new^T Q_old``.
+    """``S [batch, rows * cols]`` in the new basis: ``R_G^2 S (R_A^T)^2``, ``R = Q_new^T Q_old``.
 
     Exact where coefficients in the old basis are uncorrelated, which is what EKFAC assumes anyway.
     """
@@ -126,8 +127,9 @@ def _vectors(form: Form, kept: Tensor) -> Tensor:
     """Eigenvectors as columns ``[batch, dim, dim]``; a diagonal factor stays in its own order."""
     dense = form.dense(kept)
     if form.diagonal:
-        return torch.eye(form.dim, dtype=dense.dtype, device=dense.device).expand_as(dense)
-    return torch.linalg.eigh(dense)[1]
+        return torch.diag_embed(torch.ones_like(dense[:, 0]))
+    vectors: Tensor = torch.linalg.eigh(dense)[1]
+    return vectors.contiguous()  # torch.kron fails on mixed layouts
 
 
 def _rotate(rows: Tensor, t: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ class Full(PerSample):
         if size > self.limit:
             raise CoverageError(
                 f"The full block of {plain(layers[0])} has {size:,} x {size:,} entries "
-                f"({4 * size**2 / 2**30:.3g} GiB), above the limit of {self.limit:,} parameters. Use "
-                "Kronecker() for it, or Full(limit=...) if that is meant."
+                f"({4 * size**2 / 2**30:.3g} GiB), above the limit of {self.limit:,} parameters. "
+                "Use Kronecker() for it, or Full(limit=...) if that is meant."
             )
         return super().factors(layers)
 

@@ -31,8 +31,8 @@ from natgrad.structures.base import (
 
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    """``sharing`` says what positions (tokens, pixels) of one sample are: ``"expand"`` takes them as
-    independent, ``"reduce"`` as terms of one sum. Both are exact in their own linear setting."""
+    """``sharing`` says what positions (tokens, pixels) of one sample are: ``"expand"`` takes them
+    as independent, ``"reduce"`` as terms of one sum. Both are exact in their own linear setting."""
 
     sharing: Literal["expand", "reduce"] = "expand"
     needs: ClassVar[tuple[str, ...]] = ("A", "G")
@@ -136,7 +136,8 @@ class Kronecker(Structure):
     def dense(self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape) -> Tensor:
         merged = self.decomposed(kept, forms)
         a, g = (forms[name].dense(merged[name]) for name in ("A", "G"))
-        return torch.block_diag(*(torch.kron(g[i], a[i]) for i in range(shape[0])))
+        block: Tensor = torch.block_diag(*(torch.kron(g[i], a[i]) for i in range(shape[0])))
+        return block
 
 
 def _scale(parts: dict[str, Parts], damping: float, cache: Cache) -> Tensor:
@@ -185,8 +186,8 @@ def merge_transposed(kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[st
 
 def filtered(rows_g: Tensor, rows_a: Tensor, m: Tensor, scale: Tensor) -> Tensor:
     """``Q_G ((Q_G^T m Q_A) * scale) Q_A^T`` for ``m [b, r, c]``; ``rows`` are ``Q^T``."""
-    rotated = two_sided(rows_g, m, _mT(rows_a), torch.empty_like(m)).mul_(scale)
-    return two_sided(_mT(rows_g), rotated, rows_a, torch.empty_like(m))
+    rotated = two_sided(rows_g, m, _transposed(rows_a), torch.empty_like(m)).mul_(scale)
+    return two_sided(_transposed(rows_g), rotated, rows_a, torch.empty_like(m))
 
 
 def apply_inverses(g: Tensor, m: Tensor, a: Tensor) -> Tensor:
@@ -202,5 +203,5 @@ def apply_inverses(g: Tensor, m: Tensor, a: Tensor) -> Tensor:
     return out
 
 
-def _mT(rows: Tensor) -> Tensor:
+def _transposed(rows: Tensor) -> Tensor:
     return rows.mT if rows.ndim == 3 else rows

@@ -60,4 +60,5 @@ class PerSample(Structure):
         return m.reshape(len(parts["F"][-1]), -1, 1)
 
     def dense(self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape) -> Tensor:
-        return torch.block_diag(*forms["F"].dense(kept["F"]))
+        block: Tensor = torch.block_diag(*forms["F"].dense(kept["F"]))
+        return block

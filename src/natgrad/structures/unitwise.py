@@ -1,4 +1,4 @@
-"""One dense block per output unit, a row of ``W`` (O32): 2x2 for the weight and bias of a norm layer."""
+"""One dense block per output unit, a row of ``W`` (O32): 2x2 for a norm layer's pair."""
 
 from dataclasses import dataclass
 

@@ -10,7 +10,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from natgrad.errors import SettingError
 from natgrad.runtime.schedule import (
     BatchInterval,
+    Clock,
     CoupledMomentum,
+    Doubling,
     Drift,
     GrowingInterval,
     PolynomialDecay,
@@ -181,6 +183,16 @@ class TestIntervals:
     )
     def test_batch(self, processes, interval):
         assert BatchInterval(batch=32 * processes)(0) == interval
+
+    def test_doubling_covers_the_start_and_ends_at_its_limit(self):
+        clock, due = Clock(Doubling(10)), []
+        for step in range(60):
+            if clock.due(step):
+                clock.mark(step)
+                due.append(step)
+        assert due == [0, 1, 2, 4, 8, 16, 26, 36, 46, 56]
+        with pytest.raises(SettingError, match=r"Doubling.at_most is 0 but must be a whole number"):
+            Doubling(0)
 
     def test_batch_is_rounded_and_at_least_one(self):
         assert BatchInterval(batch=3, interval=10, reference=2)(0) == 7

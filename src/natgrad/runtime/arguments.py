@@ -1,0 +1,76 @@
+"""Whether the arguments of a preconditioner are what they must be, said when they are given."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+
+from natgrad.comm import world_size
+from natgrad.curvature.fisher import Fisher
+from natgrad.errors import SettingError
+from natgrad.inverses import Inverse
+from natgrad.runtime.ranges import check_whole
+from natgrad.structures import Structure
+
+
+def check_model(model: Any, optimizer: Any, kl_clip: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise SettingError(
+            f"model is a {type(model).__name__} but must be a torch.nn.Module: pass the network."
+        )
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise SettingError(
+            f"optimizer is a {type(optimizer).__name__} but must be a torch.optim.Optimizer or "
+            "None: pass the optimizer whose step() follows."
+        )
+    if optimizer is None and kl_clip is not None:
+        raise SettingError(
+            f"kl_clip={kl_clip!r} needs the learning rate, and there is no optimizer to ask: pass "
+            "KFAC(model, optimizer), or kl_clip=None."
+        )
+    if world_size() > 1:
+        raise SettingError(
+            f"KFAC runs in one process, but {world_size()} processes train together here: their "
+            "weights would drift apart. Leave it out, or train in one process."
+        )
+
+
+def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
+    """Each is an object; a class, as in ``structure=EKFAC``, is a frequent mistake."""
+    if curvature is not None and not isinstance(curvature, Fisher):
+        raise SettingError(
+            f"curvature is {curvature!r} but must be a Fisher: pass natgrad.EmpiricalFisher(), "
+            "natgrad.MonteCarloFisher() or natgrad.ExactFisher()."
+        )
+    if inverse is not None and not isinstance(inverse, Inverse):
+        raise SettingError(
+            f"inverse is {inverse!r} but must be an inverse: pass natgrad.Eigen() or "
+            "natgrad.Cholesky()."
+        )
+    function = callable(structure) and not isinstance(structure, type)
+    if structure is not None and not isinstance(structure, Structure) and not function:
+        raise SettingError(
+            f"structure is {structure!r} but must be a structure or a function of a layer: pass an "
+            "object such as natgrad.Kronecker()."
+        )
+
+
+def check_tensors(factor_dtype: Any, batch_axis: Any, scaler: Any, optimizer: Any) -> None:
+    dtype = isinstance(factor_dtype, torch.dtype) and factor_dtype.is_floating_point
+    if factor_dtype is not None and not dtype:
+        raise SettingError(
+            f"factor_dtype is {factor_dtype!r} but must be a floating-point dtype or None: pass "
+            "one such as torch.bfloat16."
+        )
+    check_whole(batch_axis, "batch_axis", low=0)
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise SettingError(
+            f"scaler is a {type(scaler).__name__} but must be a torch.amp.GradScaler or None: pass "
+            "the one that scales the loss."
+        )
+    if scaler is not None and optimizer is None:
+        raise SettingError(
+            "scaler needs the optimizer whose gradients it unscales: pass KFAC(model, optimizer, "
+            "scaler=scaler)."
+        )

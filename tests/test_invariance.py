@@ -1,0 +1,134 @@
+"""What must not change the preconditioned gradient: reduction, micro-batches, copies, terms.
+
+It is that of the mean loss of a sample, and the curvature is a mean over samples, whichever way the
+same samples were shown.
+"""
+
+import pytest
+import torch
+
+from cases import MODELS, REUSED, Case, losses
+from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Eigen, Full, Kronecker, UnitWise
+from oracles import close
+
+CHOICES = [
+    (structure, inverse)
+    for structure in (
+        None,
+        Kronecker(),
+        Kronecker(sharing="reduce"),
+        EKFAC(),
+        UnitWise(),
+        Diagonal(),
+        Full(),
+    )
+    for inverse in (Eigen(), Cholesky())
+    if not (isinstance(structure, EKFAC) and inverse == Cholesky())
+]
+NETS = [*MODELS, *(case for case in REUSED if case.name in ("twice-linear-2", "tied-bias"))]
+SAMPLES = 6
+
+choices = pytest.mark.parametrize(("structure", "inverse"), CHOICES, ids=str)
+nets = pytest.mark.parametrize("case", NETS, ids=str)
+
+
+def gradients(
+    case: Case,
+    sizes=(SAMPLES,),
+    *,
+    copies=1,
+    reduction="mean",
+    scale=1.0,
+    steps=2,
+    **settings,
+) -> dict[str, torch.Tensor]:
+    """After steps on the same weights and data, shown in micro-batches of these sizes.
+
+    The second step matters to EKFAC alone, which needs a basis before its second moments.
+    Parameters without a block are left out, as theirs is the gradient of the loss.
+    """
+    model = case.model()
+    settings = {"damping": 0.03, "update_every": 1, "refresh_every": 100, **settings}
+    kfac = KFAC(model, kl_clip=None, reduction=reduction, **settings)
+    (x,) = case.data(SAMPLES)
+    x = torch.cat([x] * copies)
+    for _ in range(steps):
+        model.zero_grad()
+        for part in x.split(sizes):
+            total = losses(case, model(part)).sum() * scale
+            (total / len(x) if reduction == "mean" else total).backward()
+        kfac.step()
+    covered = {id(p) for block in kfac.blocks for p in block.parameters}
+    return {k: p.grad for k, p in model.named_parameters() if id(p) in covered}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, g in expected.items():
+        assert close(found[name], g), name
+
+
+@choices
+@nets
+def test_mean_and_sum(case, structure, inverse):
+    chosen = {"structure": structure, "inverse": inverse}
+    expected = gradients(case, **chosen)
+    assert_same(gradients(case, reduction="sum", **chosen), expected)
+    # As a check of the check: it is not the gradient as it came.
+    raw = case.model()
+    losses(case, raw(*case.data(SAMPLES))).mean().backward()
+    by_name = dict(raw.named_parameters())
+    assert not any(close(by_name[name].grad, g, 1e-3) for name, g in expected.items())
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 3), (1,) * 6], ids=str)
+@choices
+@nets
+def test_micro_batches(case, structure, inverse, sizes):
+    chosen = {"structure": structure, "inverse": inverse}
+    expected = gradients(case, **chosen)
+    for reduction in ("mean", "sum"):
+        assert_same(gradients(case, sizes, reduction=reduction, **chosen), expected)
+
+
+@choices
+@nets
+def test_copies_of_every_sample(case, structure, inverse):
+    chosen = {"structure": structure, "inverse": inverse}
+    expected = gradients(case, **chosen)
+    for reduction in ("mean", "sum"):
+        found = gradients(case, (2 * SAMPLES,), copies=2, reduction=reduction, **chosen)
+        assert_same(found, expected)
+
+
+@choices
+@nets
+def test_terms_per_sample(case, structure, inverse):
+    """A loss that is a mean over the terms of a sample is scaled back to their sum."""
+    chosen = {"structure": structure, "inverse": inverse}
+    expected = gradients(case, **chosen)
+    for sizes in ((SAMPLES,), (1, 2, 3)):
+        found = gradients(case, sizes, scale=1 / 5, terms_per_sample=5, **chosen)
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("structure", [Kronecker(), Kronecker("reduce"), UnitWise()], ids=str)
+def test_number_of_samples_may_be_told(structure):
+    """`step(samples=...)` overrides what was counted, for a model that sees them elsewhere."""
+    case = MODELS[0]
+    expected = gradients(case, structure=structure, steps=1)
+    model = case.model()
+    kfac = KFAC(
+        model, kl_clip=None, damping=0.03, update_every=1, refresh_every=1, structure=structure
+    )
+    (x,) = case.data(SAMPLES)
+    losses(case, torch.nn.Sequential(*model)(x)).mean().backward()  # around the model itself
+    kfac.step(samples=SAMPLES)
+    assert_same({k: p.grad for k, p in model.named_parameters()}, expected)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (3, 3), (1, 5)], ids=str)
+def test_a_running_average_of_equal_batches_is_one_of_them(sizes):
+    case = MODELS[1]
+    expected = gradients(case, steps=1)
+    assert_same(gradients(case, sizes, steps=4, decay=0.7, refresh_every=1), expected)
