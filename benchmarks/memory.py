@@ -14,7 +14,6 @@ import torch
 from benchmarks.timing import Row, peak_megabytes, peak_resident_bytes
 from benchmarks.workloads import INVERSES, METHODS, WORKLOADS, Trainer
 
-
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 

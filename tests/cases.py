@@ -131,8 +131,8 @@ class ThriceOnOne(nn.Module):
         self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.one(x).tanh() * self.one(x) + self.one(x)
-        return self.one(self.other(x) * out) + self.other(out)
+        early = self.one(x.square()) + self.other(x.square())  # its gradients come last
+        return early * self.other(x) + self.one(x).tanh() * self.one(x) + self.one(x)
 
 
 class Shared(nn.Module):

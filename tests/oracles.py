@@ -184,11 +184,11 @@ def record(model: nn.Module, inputs: tuple[Any, ...]) -> Record:
 def views_of(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> Iterator[View]:
     m, x = call.module, call.args[0].detach()
     if isinstance(m, nn.MultiheadAttention):
-        yield from attention_views(case, model, call, g, n)
+        yield from attention_views(call, g)
     elif isinstance(m, nn.Embedding):
         yield embedding_view(case, model, call, g, n)
     elif isinstance(m, nn.modules.conv._ConvTransposeNd):
-        yield from transposed_views(case, model, call, g, n)
+        yield from transposed_views(case, call, g)
     elif isinstance(m, nn.modules.conv._ConvNd):
         x = x if case.batched else x.unsqueeze(0)
         g = g if case.batched else g.unsqueeze(0)
@@ -210,7 +210,7 @@ def views_of(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> Ite
         else:
             yield with_bias(model, call, a, gs, lambda w: (w.mT if turned else w)[None], 1)
     else:
-        yield norm_view(case, model, call, g, n)
+        yield norm_view(call)
 
 
 def users_of(model: nn.Module, weight: Tensor) -> list[tuple[str, nn.Module]]:
@@ -304,7 +304,7 @@ def per_group(patch: Tensor, m: Any) -> Tensor:
     return torch.stack([part.movedim(1, -1).flatten(1) for part in patch.chunk(m.groups, 1)])
 
 
-def transposed_views(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> Iterator[View]:
+def transposed_views(case: Case, call: Call, g: Tensor) -> Iterator[View]:
     """The weight, whose output is the patch an input pixel is spread over, and the bias."""
     m, x = call.module, call.args[0].detach()
     if not case.batched:
@@ -354,7 +354,7 @@ def embedding_view(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) 
     return View(call.name, lambda named: named[weight].mT[None], [use], diagonal_inputs=True)
 
 
-def attention_views(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> Iterator[View]:
+def attention_views(call: Call, g: Tensor) -> Iterator[View]:
     """The projections written out, with their outputs as tensors that have gradients."""
     m = call.module
 
@@ -386,8 +386,8 @@ def attention_views(case: Case, model: nn.Module, call: Call, g: Tensor, n: int)
             weight, bias = call.names("out_proj.weight", "out_proj.bias")
             rows_w = rows_b = slice(0, width)
         else:
-            letter = "in_proj_weight" if packed else f"{role[0]}_proj_weight"
-            weight, bias = call.names(letter, "in_proj_bias")
+            own = "in_proj_weight" if packed else f"{role[0]}_proj_weight"
+            weight, bias = call.names(own, "in_proj_bias")
             rows_b = slice(i * width, (i + 1) * width)
             rows_w = rows_b if packed else slice(0, width)
         has_bias = m.in_proj_bias is not None
@@ -410,7 +410,7 @@ def attention_views(case: Case, model: nn.Module, call: Call, g: Tensor, n: int)
         yield View(f"{call.name}.{role}", matrix, [Use(a[None], gs_i[None])])
 
 
-def norm_view(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> View:
+def norm_view(call: Call) -> View:
     """`W [rows, 2]`: weight and bias of every row."""
     m = call.module
     names = [

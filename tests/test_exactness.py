@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cases import Twice
 from natgrad import (
     KFAC,
     Bernoulli,
@@ -268,6 +269,18 @@ def test_monte_carlo(samples, likelihood):
     model, x = head(3), torch.randn(4, 3, dtype=torch.float64)
     curvature = MonteCarloFisher(samples, seed=7, likelihood=likelihood)
     draws = curvature.vectors(model(x), None, curvature.generator("cpu"))
+    H = sum(v.unsqueeze(-1) * v.unsqueeze(-2) for v in draws)
+    assert_fisher(model, x, curvature, expected_fisher(model, x, H))
+
+
+@pytest.mark.parametrize(
+    "curvature", [ExactFisher(Gaussian()), MonteCarloFisher(3, likelihood=Gaussian())], ids=str
+)
+def test_a_layer_that_is_called_twice(curvature):
+    """The gradient of a sample is one sum over both calls, for each vector apart."""
+    model, x = Twice(nn.Linear(3, 3)).double(), torch.randn(4, 3, dtype=torch.float64)
+    generator = curvature.generator("cpu") if isinstance(curvature, MonteCarloFisher) else None
+    draws = curvature.vectors(model(x), None, generator)
     H = sum(v.unsqueeze(-1) * v.unsqueeze(-2) for v in draws)
     assert_fisher(model, x, curvature, expected_fisher(model, x, H))
 

@@ -6,24 +6,37 @@ earlier step. A state is checked as a whole before anything is changed.
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from natgrad.errors import CheckpointError
+from natgrad.runtime.adaptive import Prediction
+from natgrad.runtime.apply import Preconditioning
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.factors import RunningFactor
+from natgrad.runtime.observation import Observation
 from natgrad.runtime.scaling import LevenbergMarquardt
-from natgrad.runtime.settings import Clocks
-
-if TYPE_CHECKING:
-    from natgrad.preconditioner import KFAC
+from natgrad.runtime.settings import Clocks, Settings
 
 VERSION = 1
 
 
-def save(kfac: "KFAC") -> dict[str, Any]:
+class Kept(Protocol):
+    """What of a preconditioner is saved."""
+
+    steps: int
+    settings: Settings
+    update_clocks: Clocks
+    refresh_clocks: Clocks
+    observation: Observation
+    preconditioning: Preconditioning
+    prediction: Prediction
+    blocks: list[Block]
+
+
+def save(kfac: Kept) -> dict[str, Any]:
     generator = kfac.observation.generator
     return {
         "version": VERSION,
@@ -37,7 +50,7 @@ def save(kfac: "KFAC") -> dict[str, Any]:
     }
 
 
-def load(kfac: "KFAC", state: Mapping[str, Any]) -> None:
+def load(kfac: Kept, state: Mapping[str, Any]) -> None:
     _check(kfac, state)
     kfac.steps = int(state["steps"])
     kfac.settings.adapted = float(state["adapted_damping"])
@@ -103,7 +116,7 @@ def _load_block(block: Block, state: Mapping[str, Any], by_name: Mapping[str, Bl
     block.twin = by_name.get(state["twin"])
 
 
-def _check(kfac: "KFAC", state: Any) -> None:
+def _check(kfac: Kept, state: Any) -> None:
     """Raise, before anything is changed, if the state does not fit."""
     if not isinstance(state, Mapping):
         raise CheckpointError(
@@ -167,7 +180,7 @@ def _check_count(state: Mapping[str, Any], key: str, what: str) -> None:
         raise CheckpointError(f"{what} has {value!r} for {key}, which counts something: {_DAMAGED}")
 
 
-def _check_damping(kfac: "KFAC", value: Any) -> None:
+def _check_damping(kfac: Kept, value: Any) -> None:
     if not isinstance(value, float | int) or not isfinite(value) or value < 0:
         raise CheckpointError(f"The state has {value!r} for adapted_damping: {_DAMAGED}")
     if isinstance(kfac.settings.damping, LevenbergMarquardt) and not value:
@@ -186,7 +199,7 @@ def _check_clocks(clocks: Clocks, state: Any, what: str) -> None:
             raise CheckpointError(f"The state of {what} has no last step for {key}: {_DAMAGED}")
 
 
-def _check_generator(kfac: "KFAC", state: Any) -> None:
+def _check_generator(kfac: Kept, state: Any) -> None:
     if state is None:
         return
     try:
