@@ -51,12 +51,14 @@ def interleave(
 ) -> dict[str, Times]:
     """Call the functions in turn, `burst` times each, `repeats` rounds; every call is timed.
 
-    `after[name]` is called, untimed, after every timed call of that name.
+    `after[name]` is called, untimed, after every call of that name, those of the warm-up included.
     """
     after = after or {}
     for _ in range(warmup):
-        for call in calls.values():
+        for name, call in calls.items():
             call()
+            if name in after:
+                after[name]()
     times = {name: Times() for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -133,7 +135,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        if self.goal is None:
+        if self.goal is None or math.isnan(self.figure):
             return ""
         met = self.figure >= self.goal if self.at_least else self.figure <= self.goal
         return "met" if met else "MISSED"

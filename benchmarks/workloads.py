@@ -117,7 +117,7 @@ class StageClock:
         self.stages: dict[str, Times] = {}
 
     def read(self) -> None:
-        """Call after each step; the first call also counts the steps before it."""
+        """Call after each step, the first included."""
         timings = getattr(self.preconditioner, "timings", None)
         source = timings() if timings else self.preconditioner
         total = dict(source.seconds)
@@ -127,6 +127,9 @@ class StageClock:
         self.total = total
 
     def best(self, *stages: str) -> float:
-        """Least seconds of a step in these stages together, 0 where there is no such stage."""
+        """Least seconds of a step in these stages together, 0 where there is no such stage.
+
+        The first step is left out: it allocates what the others use.
+        """
         present = [self.stages[stage].seconds[1:] for stage in stages if stage in self.stages]
         return min(map(sum, zip(*present, strict=False)), default=0.0)

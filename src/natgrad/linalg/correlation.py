@@ -20,7 +20,7 @@ from natgrad.linalg.workspace import workspace
 __all__ = ["ConvGeometry", "Correlations"]
 
 # Numbers on one canvas: larger ones leave the cache between the products.
-_CANVAS = 1 << 19
+_CANVAS = 1 << 20
 # Fewer channels than this leave most of a vector unit idle.
 _NARROW = 16
 # From this many channels on, one product is enough work for all threads.
@@ -168,10 +168,11 @@ class Correlations(Form):
             (s * c, (s + len(tile.column_lags) - 1) * c)
             for s, tile in zip(stacks, tiles, strict=True)
         ]
-        sizes = [rows * columns for rows, columns in shapes]
-        parts = workspace("lane sums", (lanes, sum(sizes)), kept).zero_().split(sizes, 1)
+        sizes = [lanes * rows * columns for rows, columns in shapes]
+        # Contiguous for each tile: a batched product into anything else becomes a loop of products.
+        parts = workspace("lane sums", (sum(sizes),), kept).zero_().split(sizes)
         return [
-            (tile, part.unflatten(1, shape))
+            (tile, part.view(lanes, *shape))
             for tile, part, shape in zip(tiles, parts, shapes, strict=True)
         ]
 
