@@ -97,8 +97,10 @@ class Conv(SharedInput[Any]):
             if not any(map(any, self.zero_pads)):
                 strided = [slice(None, None, s) for s in m.stride]
                 return self._add_pixels(x[(slice(None), slice(None), *strided)], form, kept)
-        view, positions = self._windows(x), 0
-        for rows in patch_pieces(view, self.dims, self.groups):
+        positions, padded = 0, self._padded(x)
+        for rows in patch_pieces(
+            padded, self.zero_pads, m.kernel_size, m.stride, m.dilation, self.groups
+        ):
             form.add_rows(kept, rows[..., : self.weight_cols])
             positions += rows.shape[1]
         return positions

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from natgrad.layers.base import Elementwise, real
 from natgrad.layers.registry import register
+from natgrad.linalg.workspace import workspace
 
 
 class Trailing(Elementwise[Any]):
@@ -141,10 +142,10 @@ class BatchNorm(Channels):
         data, mean, scale = x
         if samples and len(g) != samples:
             return super().weight_gradients(x, g, samples)
-        dtype = real(g.dtype)
-        total = data.to(dtype) * g.to(dtype)
-        if total.ndim > 2:
-            total = total.flatten(2).sum(2)
+        data, g = data.to(real(g.dtype)), g.to(real(g.dtype))
+        # As large as the activations: a fresh one would be paged in for every layer.
+        total = torch.mul(data, g, out=workspace("norm", data.shape, data))
+        total = total.flatten(2).sum(2) if total.ndim > 2 else total.clone()
         return (total - mean * self.bias_gradients(g, samples)) * scale
 
     def bias_gradients(self, g: Tensor, samples: int | None) -> Tensor:

@@ -6,7 +6,6 @@ A 3x3 kernel with padding 1 has 13 lags, 12 border strips and 4 corners (see ``l
 C x C instead of 81, 6 times less work and 0.36 times the numbers to keep and send.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from natgrad.linalg.forms import Form
-from natgrad.linalg.lags import WHOLE, ConvGeometry, Tile, block_count, tiles_of
+from natgrad.linalg.lags import WHOLE, ConvGeometry, Tile, block_count, signs, tiles_of
 from natgrad.linalg.workspace import workspace
 
 __all__ = ["ConvGeometry", "Correlations"]
@@ -226,54 +225,35 @@ class Correlations(Form):
         kept[:-1].add_(torch.cat(sums), alpha=alpha)
         kept[-1:].add_(alpha * positions)
 
-    def _blocks_of(self, kept: Tensor) -> dict[tuple[int, int, int, int], Tensor]:
-        """Views ``[c, c]`` by row lag, row term, column lag, column term."""
-        return {
-            (tile.row_lag, tile.row_term, lag, tile.column_term): block
-            for tile, view in self._views(kept[: self._end])
-            for lag, block in zip(tile.column_lags, view[0].split(self.channels, 1), strict=True)
-        }
-
-    def _terms(
-        self, tap: tuple[int, int], partner: tuple[int, int]
-    ) -> list[tuple[tuple[int, int, int, int], int]]:
-        """``(key in _blocks_of, sign)`` of what makes up the block of two taps."""
-        rows, columns = self.geometry.rows, self.geometry.columns
-        row_lag, lag = partner[0] - tap[0], partner[1] - tap[1]
-        return [
-            ((row_lag, row_term, lag, column_term), row_sign * column_sign)
-            for row_term, row_sign in rows.terms(tap[0], partner[0])
-            for column_term, column_sign in columns.terms(tap[1], partner[1])
-        ]
+    def _blocks(self, kept: Tensor) -> Tensor:
+        """The distinct blocks, ``[blocks, c, c]``, in the order of ``signs``."""
+        c = self.channels
+        views = [view.view(c, -1, c).transpose(0, 1) for _, view in self._views(kept[: self._end])]
+        return torch.cat(views)
 
     def dense(self, kept: Tensor) -> Tensor:
-        c, taps, blocks = self.channels, self.geometry.taps, self._blocks_of(kept)
+        c, taps = self.channels, len(self.geometry.taps)
+        rows, columns = torch.triu_indices(taps, taps, device=kept.device)
+        weights = torch.tensor(signs(self.geometry), dtype=kept.dtype, device=kept.device)
+        upper = (weights @ self._blocks(kept).flatten(1)).unflatten(1, (c, c))
+        on_diagonal = rows == columns  # products are symmetric up to rounding only
+        upper[on_diagonal] = (upper[on_diagonal] + upper[on_diagonal].mT) / 2
         out = kept.new_empty(1, self.dim, self.dim)
-        for i, tap in enumerate(taps):
-            for j, partner in enumerate(taps[i:], start=i):
-                block = out[0, i * c : (i + 1) * c, j * c : (j + 1) * c]
-                (whole, _), *strips = self._terms(tap, partner)
-                block.copy_(blocks[whole])
-                for key, sign in strips:
-                    block.add_(blocks[key], alpha=sign)
-                if i == j:  # products are symmetric up to rounding only
-                    block.copy_((block + block.mT) / 2)
-                else:
-                    out[0, j * c : (j + 1) * c, i * c : (i + 1) * c] = block.mT
+        size = taps * c
+        board = out[0, :size, :size].unflatten(0, (taps, c)).unflatten(2, (taps, c))
+        blocks = board.transpose(1, 2)  # [taps, taps, c, c], a view of out
+        blocks[columns, rows] = upper.mT
+        blocks[rows, columns] = upper
         if self.bias:
             out[0, -1] = out[0, :, -1] = kept[self._end :]
         return out
 
     def trace(self, kept: Tensor) -> Tensor:
-        blocks = self._blocks_of(kept)
-        out = kept[-1:].clone() if self.bias else kept.new_zeros(1)
-        weights: Counter[tuple[int, int, int, int]] = Counter()
-        for tap in self.geometry.taps:
-            for key, sign in self._terms(tap, tap):
-                weights[key] += sign
-        for key, weight in weights.items():
-            out.add_(blocks[key].trace(), alpha=weight)
-        return out
+        rows, columns = torch.triu_indices(*(2 * [len(self.geometry.taps)]))
+        weights = torch.tensor(signs(self.geometry), dtype=kept.dtype)[rows == columns].sum(0)
+        traces = self._blocks(kept).diagonal(dim1=1, dim2=2).sum(1)
+        total = torch.dot(weights.to(kept.device), traces).view(1)
+        return total + kept[-1:] if self.bias else total
 
 
 def _accumulate(out: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:

@@ -7,7 +7,7 @@ _LEAF = 192
 
 
 def cholesky_inverse(matrix: Tensor) -> Tensor:
-    """``matrix^-1 [d, d]`` of a symmetric positive definite ``matrix``; raises ``LinAlgError``."""
+    """``matrix^-1 [..., d, d]`` of symmetric positive definite ones; raises ``LinAlgError``."""
     factor = torch.linalg.cholesky(matrix, upper=True)
     return torch.cholesky_inverse(factor, upper=True)
 

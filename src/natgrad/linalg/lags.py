@@ -149,3 +149,25 @@ def tiles_of(geometry: ConvGeometry) -> tuple[Tile, ...]:
 def block_count(geometry: ConvGeometry) -> int:
     last = tiles_of(geometry)[-1]
     return last.offset + len(last.column_lags)
+
+
+@lru_cache(maxsize=256)
+def signs(geometry: ConvGeometry) -> tuple[tuple[int, ...], ...]:
+    """``[pairs, blocks]``: how the block of two taps, ``i <= j``, is made of the distinct ones."""
+    rows, columns = geometry.rows, geometry.columns
+    keys = [
+        (tile.row_lag, tile.row_term, lag, tile.column_term)
+        for tile in tiles_of(geometry)
+        for lag in tile.column_lags
+    ]
+    index = {key: i for i, key in enumerate(keys)}
+    out = []
+    for i, tap in enumerate(geometry.taps):
+        for partner in geometry.taps[i:]:
+            line = [0] * len(keys)
+            for row_term, row_sign in rows.terms(tap[0], partner[0]):
+                for column_term, column_sign in columns.terms(tap[1], partner[1]):
+                    lags = partner[0] - tap[0], partner[1] - tap[1]
+                    line[index[lags[0], row_term, lags[1], column_term]] = row_sign * column_sign
+            out.append(tuple(line))
+    return tuple(out)

@@ -48,18 +48,39 @@ def patch_rows(view: Tensor, dims: int, groups: int) -> Tensor:
     return split.reshape(groups, n, prod(out), -1)
 
 
-def patch_pieces(view: Tensor, dims: int, groups: int) -> Iterator[Tensor]:
-    """The rows of ``patch_rows``, ``[groups, rows, kernel * c/groups]``, some samples at a time."""
-    n, each = len(view), prod(view.shape[1:])
+def patch_pieces(
+    x: Tensor,
+    padding: Sequence[tuple[int, int]],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Iterator[Tensor]:
+    """The patches of ``x [n, c, *space]``, zero-padded, as ``[groups, rows, kernel * c/groups]``
+    in the order of ``patch_rows``, some samples at a time."""
+    n, dims = len(x), x.ndim - 2
+    probe = windows(channels_last(x[:1], padding), kernel, stride, dilation)
+    each = prod(probe.shape[1:])
     if n == 0 or each == 0:
         return
     count = max(1, min(n, _PIECE // each))
+    inside = tuple(
+        slice(before, before + size) for (before, _), size in zip(padding, x.shape[2:], strict=True)
+    )
+    space = [
+        before + size + after for (before, after), size in zip(padding, x.shape[2:], strict=True)
+    ]
+    # The border is zero from the making of the buffer on: where it lies is a part of its name.
+    key = ("padded", tuple(x.shape[2:]), tuple(padding))
+    board = workspace(key, (count, *space, x.shape[1]), x, zero=True)
     for start in range(0, n, count):
-        piece = view[start : start + count]
-        if groups == 1:
-            # A fresh temporary would be paged in anew for every piece.
-            rows = workspace("patches", (count * each,), view)[: len(piece) * each]
-            rows.view(piece.shape).copy_(piece)
-            yield rows.view(1, -1, prod(view.shape[1 + dims :]))
-        else:
-            yield patch_rows(piece, dims, groups).flatten(1, 2)
+        piece = x[start : start + count]
+        board[(slice(len(piece)), *inside)].copy_(piece.movedim(1, -1))
+        view = windows(board[: len(piece)], kernel, stride, dilation)
+        if groups > 1:
+            yield patch_rows(view, dims, groups).flatten(1, 2)
+            continue
+        # A fresh temporary would be paged in anew for every piece.
+        rows = workspace("patches", (count * each,), x)[: len(piece) * each]
+        rows.view(view.shape).copy_(view)
+        yield rows.view(1, -1, prod(view.shape[1 + dims :]))

@@ -25,13 +25,17 @@ class RunningFactor:
         An accelerator need not stop for this: nothing of it is read by the host.
         """
         before = self.mean.norm()
+        if lag.is_cpu:  # reading a number there waits for nothing
+            if fits:
+                self.weight.mul_(decay).add_(1 - decay)
+                share_now = (1 - decay) / float(self.weight)
+                self.mean.sub_(lag, alpha=share_now)
+                if (size := float(before)) > 0:
+                    self.change.fill_(share_now * float(distance) / size)
+            return
         weight = torch.where(fits, decay * self.weight + (1 - decay), self.weight)
         share = torch.where(fits, (1 - decay) / weight.clamp(min=1e-30), torch.zeros_like(weight))
-        if lag.is_cpu:  # reading a number there waits for nothing, and saves a pass over the factor
-            if fits:
-                self.mean.sub_(lag, alpha=float(share))
-        else:
-            self.mean.addcmul_(lag.nan_to_num_(0.0, 0.0, 0.0), -share.to(lag.dtype))
+        self.mean.addcmul_(lag.nan_to_num_(0.0, 0.0, 0.0), -share.to(lag.dtype))
         moved = share * distance / before
         self.change = torch.where(fits & (before > 0), moved, self.change).to(weight.dtype)
         self.weight = weight

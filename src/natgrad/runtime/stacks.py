@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from natgrad.inverses import Parts
 from natgrad.linalg.workspace import workspace
 from natgrad.runtime.blocks import Block
-from natgrad.runtime.thin import ThinGradients, precondition_outer
+from natgrad.runtime.thin import Outer
 
 Rates = Callable[[nn.Parameter], float]
 
@@ -44,19 +44,17 @@ class Stack:
         self._cache: dict[str, Any] = {}
         self._versions: list[int] = []
 
-    def precondition(
-        self, damping: float, rates: Rates, thin: ThinGradients, loss_scale: float
-    ) -> Tensor:
-        """Replace the gradients; returns ``sum lr^2 <preconditioned, raw>`` (P17)."""
+    def precondition(self, damping: float, rates: Rates, outers: dict[Block, Outer]) -> Tensor:
+        """Replace the gradients, but for those in ``outers``, which are written later; returns
+        ``sum lr^2 |<preconditioned, raw>|`` of all (P17)."""
         if self._versions != (now := [block.version for block in self.blocks]):
             self._cache, self._versions = {}, now
         total, rest = self._zero(), []
         for block in self.blocks:
-            pair = thin.take(block, loss_scale)
-            if pair is not None:
+            if block in outers:
                 layer = block.layers[0]
                 own = [0.0 if p is None else rates(p) for p in (layer.weight, layer.bias)]
-                total += precondition_outer(block, *pair, (own[0], own[1]))
+                total += outers[block].dot(*own)
             else:
                 rest.append(block)
         if len(rest) == len(self.blocks):

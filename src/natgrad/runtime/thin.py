@@ -42,8 +42,8 @@ class ThinGradients:
         # A sum of several products is no thin one, and holding them would fill the memory.
         self._pairs[block] = None if block in self._pairs else (a, g)
 
-    def take(self, block: Block, loss_scale: float) -> tuple[Tensor, Tensor] | None:
-        """``g [k, rows]`` and ``a [k, cols]`` if ``g^T a`` is the gradient in ``.grad``."""
+    def take(self, block: Block, loss_scale: float) -> "Outer | None":
+        """The preconditioned gradient, if ``g^T a`` is the one in ``.grad``."""
         pair = self._pairs.get(block)
         if pair is None or not block.ready:
             return None
@@ -61,7 +61,7 @@ class ThinGradients:
             if bias.grad is None or not _close(bias.grad, g.sum(0), tolerance):
                 return None
             a = torch.cat([a, a.new_ones(len(a), 1)], 1)
-        return g, a
+        return Outer(block, g, a)
 
     def _probe(self, block: Block, a: Tensor) -> Tensor:
         if block not in self._probes:
@@ -90,23 +90,31 @@ class _Call:
         out.register_hook(arrived)
 
 
-def precondition_outer(block: Block, g: Tensor, a: Tensor, rates: tuple[float, float]) -> Tensor:
-    """Write the preconditioned gradient of ``g^T a``; returns ``lr^2 <preconditioned, raw>``.
+class Outer:
+    """A preconditioned gradient ``left^T right``, not multiplied out before its scale is known."""
 
-    The inner product is one of ``k x k`` matrices: ``<l^T r, g^T a> = <l g^T, r a^T>``.
-    """
-    structure, layer = block.structure, block.layers[0]
-    assert isinstance(structure, Kronecker)
-    left, right = structure.precondition_outer(block.parts, g, a)
-    cols = layer.weight_cols
-    assert layer.weight is not None
-    torch.mm(left.mT, right[:, :cols], out=layer.weight.grad)
-    over_g = left @ g.mT
-    total = rates[0] ** 2 * torch.sum(over_g * (right[:, :cols] @ a[:, :cols].mT))
-    if layer.bias is not None and layer.bias.grad is not None:
-        torch.mv(left.mT, right[:, cols], out=layer.bias.grad)
-        total += rates[1] ** 2 * torch.sum(over_g * right[:, cols:])
-    return total
+    def __init__(self, block: Block, g: Tensor, a: Tensor) -> None:
+        assert isinstance(block.structure, Kronecker)
+        self.block, self.g, self.a = block, g, a
+        self.left, self.right = block.structure.precondition_outer(block.parts, g, a)
+
+    def dot(self, weight_rate: float, bias_rate: float) -> Tensor:
+        """``lr^2 <preconditioned, raw>``, by ``k x k`` matrices: ``<l g^T, r a^T>``."""
+        cols, over_g = self.block.layers[0].weight_cols, self.left @ self.g.mT
+        weight = torch.sum(over_g * (self.right[:, :cols] @ self.a[:, :cols].mT))
+        total = weight_rate**2 * weight.abs()
+        if cols < self.a.shape[1]:
+            total += bias_rate**2 * torch.sum(over_g * self.right[:, cols:]).abs()
+        return total
+
+    def write(self, scale: float) -> None:
+        """Replace the gradients."""
+        layer, left = self.block.layers[0], (scale * self.left).mT
+        cols = layer.weight_cols
+        assert layer.weight is not None
+        torch.mm(left, self.right[:, :cols], out=layer.weight.grad)
+        if layer.bias is not None:
+            torch.mv(left, self.right[:, cols], out=layer.bias.grad)
 
 
 def _candidate(block: Block) -> bool:

@@ -22,6 +22,12 @@ def view_of(x, kernel, stride, dilation, padding):
     return windows(channels_last(x, [(p, p) for p in padding]), kernel, stride, dilation)
 
 
+def pieces_of(x, kernel, stride, dilation, padding, groups=1):
+    """Copies, as every piece is written over the last one."""
+    pads = [(p, p) for p in padding]
+    return [rows.clone() for rows in patch_pieces(x, pads, kernel, stride, dilation, groups)]
+
+
 GEOMETRIES = [
     (kernel, stride, dilation, padding)
     for kernel, stride, dilation, padding in product(
@@ -36,7 +42,7 @@ def test_rows_are_unfolded_images(geometry):
     view = view_of(x, *geometry)
     expected = unfolded(x, *geometry)
     assert torch.equal(patch_rows(view, 2, 1)[0], expected)
-    pieces = [rows[0].clone() for rows in patch_pieces(view, 2, 1)]
+    pieces = [rows[0] for rows in pieces_of(x, *geometry)]
     assert torch.equal(torch.cat(pieces), expected.flatten(0, 1))
 
 
@@ -45,7 +51,7 @@ def test_rows_are_unfolded_images(geometry):
 def test_groups_are_channels_apart(geometry, groups):
     x = torch.randn(2, 4, 5, 7, dtype=torch.float64)
     view = view_of(x, *geometry)
-    rows, pieces = patch_rows(view, 2, groups), list(patch_pieces(view, 2, groups))
+    rows, pieces = patch_rows(view, 2, groups), pieces_of(x, *geometry, groups)
     for k, part in enumerate(x.chunk(groups, 1)):
         expected = unfolded(part, *geometry)
         assert torch.equal(rows[k], expected)
@@ -57,8 +63,8 @@ def test_any_number_of_images_a_piece(monkeypatch, limit):
     monkeypatch.setattr(patches, "_PIECE", limit)
     release()
     x = torch.randn(5, 2, 3, 4, dtype=torch.float64)
-    geometry = ((2, 2), (1, 1), (1, 1), (0, 0))
-    pieces = [rows[0].clone() for rows in patch_pieces(view_of(x, *geometry), 2, 1)]
+    geometry = ((2, 2), (1, 1), (1, 1), (1, 0))
+    pieces = [rows[0] for rows in pieces_of(x, *geometry)]
     assert torch.equal(torch.cat(pieces), unfolded(x, *geometry).flatten(0, 1))
 
 
@@ -81,9 +87,10 @@ def test_three_dimensions():
 
 @pytest.mark.parametrize("shape", [(2, 3, 2, 2), (0, 3, 5, 5)], ids=["small", "no images"])
 def test_no_window_fits(shape):
-    view = view_of(torch.randn(shape), (3, 3), (1, 1), (1, 1), (0, 0))
+    x, geometry = torch.randn(shape), ((3, 3), (1, 1), (1, 1), (0, 0))
+    view = view_of(x, *geometry)
     assert view.numel() == 0
-    assert list(patch_pieces(view, 2, 1)) == []
+    assert pieces_of(x, *geometry) == []
     assert patch_rows(view, 2, 1).numel() == 0
 
 

@@ -9,22 +9,22 @@ from torch.utils.checkpoint import checkpoint
 import natgrad
 from loops import MLP, NETS, assert_close, gradients, hooks, often
 from natgrad import KFAC
-from natgrad.runtime import stacks, thin
+from natgrad.runtime import thin
 
 
 @pytest.fixture
 def used(monkeypatch):
     """Every linear layer is wide enough here; counts how often a thin product was used."""
     counter = {"times": 0}
-    real = thin.precondition_outer
 
-    def counted(*args, **kwargs):
-        counter["times"] += 1
-        return real(*args, **kwargs)
+    class Counted(thin.Outer):
+        def __init__(self, *args):
+            counter["times"] += 1
+            super().__init__(*args)
 
     monkeypatch.setattr(thin, "_WIDE", 0)
     monkeypatch.setattr(thin, "_pays", lambda k, block: True)
-    monkeypatch.setattr(stacks, "precondition_outer", counted)
+    monkeypatch.setattr(thin, "Outer", Counted)
     return counter
 
 
