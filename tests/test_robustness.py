@@ -29,7 +29,7 @@ from loops import (
     train,
     weights,
 )
-from natgrad import KFAC
+from natgrad import KFAC, CaptureError
 
 NAMES = list(NETS)
 BAD = [float("nan"), float("inf"), -float("inf")]
@@ -678,3 +678,30 @@ class TestUnusedModules:
             F.cross_entropy(layer(x), y).backward()
         assert kfac.blocks[0].sums["A"].count == 3 * len(x)
         assert kfac.blocks[0].twin is None
+
+
+def test_a_discarded_batch_leaves_no_trace():
+    def run(bad):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kfac = KFAC(model, optimizer, update_every=1, refresh_every=1)
+        x, y = torch.randn(6, 3), torch.randint(2, (6,))
+        if bad:
+            F.cross_entropy(model(100 * x), y).backward()
+            kfac.discard()
+            optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        kfac.step()
+        return [p.grad for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True), strict=True))
+
+
+def test_a_step_after_detach_is_refused():
+    model = nn.Linear(3, 2)
+    kfac = KFAC(model, kl_clip=None)
+    kfac.detach()
+    model(torch.randn(4, 3)).sum().backward()
+    with pytest.raises(CaptureError, match=r"after detach\(\).*make a new KFAC"):
+        kfac.step()

@@ -94,6 +94,7 @@ class KFAC:
         self.thin = ThinGradients(self.blocks, enabled=not self.compiled.found)
         self.preconditioning = Preconditioning(self.model, self.blocks, optimizer, self.thin)
         self.prediction = Prediction(self.blocks, self.model)
+        self.detached = False
         self._warned: set[str] = set()
         self._prepare()
 
@@ -104,6 +105,11 @@ class KFAC:
         ``samples``: how many samples the loss since the last step was over, if that is not what the
         model was called with.
         """
+        if self.detached:
+            raise CaptureError(
+                "step() was called after detach(), which takes K-FAC off the model for good: leave "
+                "the call out, or make a new KFAC."
+            )
         loss_scale = unscale(self.scaler, self.optimizer)
         now = self.settings.at(self.steps)
         samples = samples or self.capture.samples()
@@ -174,8 +180,15 @@ class KFAC:
         checkpoint.load(self, state)
         self._prepare()
 
+    def discard(self) -> None:
+        """Forget the statistics since the last step, of a batch that will not be stepped on."""
+        for block in self.blocks:
+            block.sums = {}
+        self._prepare()
+
     def detach(self) -> None:
-        """Take all hooks off the model and give its compiled form back."""
+        """Take all hooks off the model and give its compiled form back, for good."""
+        self.detached = True
         self.capture.detach()
         self.thin.detach()
         self.compiled.run_eagerly(False)
@@ -187,9 +200,10 @@ class KFAC:
         self.capture.forget()
         self.statistics.forget()
         self.thin.forget()
-        updates = bool(self.update_clocks.due(self.steps))
+        updates = bool(self.update_clocks.due(self.steps)) and not self.detached
         self.compiled.run_eagerly(updates)
-        self.capture.count_samples(updates or self.settings.reduction == "sum")
+        counts = self.settings.reduction == "sum" and not self.detached
+        self.capture.count_samples(updates or counts)
         self.capture.arm() if updates else self.capture.disarm()
 
     def _wanted(self, block: Block) -> list[str]:

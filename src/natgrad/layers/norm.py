@@ -11,6 +11,8 @@ from natgrad.layers.base import Elementwise, real
 from natgrad.layers.registry import register
 from natgrad.linalg.workspace import workspace
 
+_PIECE = 1 << 19  # numbers
+
 
 class Trailing(Elementwise[Any]):
     """Normalises over the last axes: every element of ``normalized_shape`` is a row."""
@@ -143,9 +145,7 @@ class BatchNorm(Channels):
         if samples and len(g) != samples:
             return super().weight_gradients(x, g, samples)
         data, g = data.to(real(g.dtype)), g.to(real(g.dtype))
-        # As large as the activations: a fresh one would be paged in for every layer.
-        total = torch.mul(data, g, out=workspace("norm", data.shape, data))
-        total = total.flatten(2).sum(2) if total.ndim > 2 else total.clone()
+        total = pixel_products(data, g) if data.ndim > 2 else data * g
         return (total - mean * self.bias_gradients(g, samples)) * scale
 
     def bias_gradients(self, g: Tensor, samples: int | None) -> Tensor:
@@ -153,3 +153,17 @@ class BatchNorm(Channels):
             return super().bias_gradients(g, samples)
         g = g.to(real(g.dtype))
         return g if g.ndim == 2 else g.flatten(2).sum(2)
+
+
+def pixel_products(x: Tensor, g: Tensor) -> Tensor:
+    """``sum_s x g [n, c]`` of ``[n, c, *space]``, a cache-sized piece of samples at a time: the
+    product of all would be as large as the activations."""
+    each = max(1, prod(x.shape[1:]))
+    count = max(1, min(len(x), _PIECE // each))
+    product = workspace("pixels", (count, *x.shape[1:]), x)
+    out = x.new_empty(x.shape[:2])
+    for i in range(0, len(x), count):
+        part = product[: len(x[i : i + count])]
+        torch.mul(x[i : i + count], g[i : i + count], out=part)
+        torch.sum(part.flatten(2), 2, out=out[i : i + count])
+    return out

@@ -7,7 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-_LIMIT = 64 << 20  # bytes
+_SMALL = 16 << 20  # bytes that are always kept
+_limit = _SMALL
 _buffers: OrderedDict[Hashable, Tensor] = OrderedDict()
 
 
@@ -24,11 +25,17 @@ def workspace(key: Hashable, shape: Sequence[int], like: Tensor, zero: bool = Fa
         tuple(shape), dtype=like.dtype, device=like.device
     )
     size = prod(shape) * like.element_size()
-    if size <= _LIMIT:
-        while _buffers and held() + size > _LIMIT:
+    if size <= _limit:
+        while _buffers and held() + size > _limit:
             _buffers.popitem(last=False)
         _buffers[full] = made
     return made
+
+
+def allow(size: int) -> None:
+    """Keep ``size`` bytes more than usual from now on, for somebody who needs them every step."""
+    global _limit
+    _limit = max(_limit, _SMALL + size)
 
 
 def held() -> int:

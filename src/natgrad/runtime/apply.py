@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from natgrad.linalg.workspace import allow
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.scaling import LearningRates, kl_scale
 from natgrad.runtime.settings import Values
@@ -55,6 +56,8 @@ class Preconditioning:
     def restack(self) -> None:
         if self._stacked != (ready := sum(block.ready for block in self.blocks)):
             self.stacks, self._stacked = stacked(self.blocks), ready
+            # The gradients of a stack and two products of them, at every step.
+            allow(3 * max((stack.size for stack in self.stacks), default=0))
 
     def invalidate(self) -> None:
         """The parts were replaced by others."""

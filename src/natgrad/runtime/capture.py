@@ -212,6 +212,8 @@ class _Arrival:
         self.this.rows = max(self.this.rows, len(g))
         self.capture.returned(self.this)
         self.capture.on_pair(self.use, self.x, g, self.this)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self.x = None  # as autograd does, so that activations are freed on the way back
 
 
 class _Return:

@@ -44,6 +44,11 @@ class Stack:
         self._cache: dict[str, Any] = {}
         self._versions: list[int] = []
 
+    @property
+    def size(self) -> int:
+        """Bytes of the gradients of all blocks."""
+        return len(self.blocks) * prod(self.blocks[0].shape) * self._zero().element_size()
+
     def precondition(self, damping: float, rates: Rates, outers: dict[Block, Outer]) -> Tensor:
         """Replace the gradients, but for those in ``outers``, which are written later; returns
         ``sum lr^2 |<preconditioned, raw>|`` of all (P17)."""
@@ -140,17 +145,18 @@ def weighted_dot(
 ) -> Tensor:
     """``sum_i lr_i^2 |<raw_i, out_i>|`` for ``[count, groups, rows, cols]``; weight and bias of a
     layer may have learning rates of their own."""
-    own = [{rates(p) for p in blocks[index].parameters} for index in used]
-    if len(used) == len(blocks) and all(len(rate) == 1 for rate in own):
+    distinct = [{rates(p) for p in blocks[index].parameters} for index in used]
+    if len(used) == len(blocks) and all(len(each) == 1 for each in distinct):
         dots = torch.linalg.vecdot(raw.flatten(1), out.flatten(1)).abs()
-        squares = torch.tensor([rate.pop() ** 2 for rate in own], dtype=raw.dtype)
+        squares = torch.tensor([each.pop() ** 2 for each in distinct], dtype=raw.dtype)
         return torch.dot(dots, squares.to(raw.device, non_blocking=True))
     total = raw.new_zeros(())
     for index in used:
         layer, product = blocks[index].layers[0], raw[index] * out[index]
+        own = raw.new_zeros(())
         if layer.weight is not None:
-            part = product[..., : layer.weight_cols].sum()
-            total += rates(layer.weight) ** 2 * part.abs()
+            own += rates(layer.weight) ** 2 * product[..., : layer.weight_cols].sum()
         if layer.bias is not None:
-            total += rates(layer.bias) ** 2 * product[..., -1].sum().abs()
+            own += rates(layer.bias) ** 2 * product[..., -1].sum()
+        total += own.abs()
     return total

@@ -99,13 +99,12 @@ class Outer:
         self.left, self.right = block.structure.precondition_outer(block.parts, g, a)
 
     def dot(self, weight_rate: float, bias_rate: float) -> Tensor:
-        """``lr^2 <preconditioned, raw>``, by ``k x k`` matrices: ``<l g^T, r a^T>``."""
+        """``|lr^2 <preconditioned, raw>|``, by ``k x k`` matrices: ``<l g^T, r a^T>``."""
         cols, over_g = self.block.layers[0].weight_cols, self.left @ self.g.mT
-        weight = torch.sum(over_g * (self.right[:, :cols] @ self.a[:, :cols].mT))
-        total = weight_rate**2 * weight.abs()
+        total = weight_rate**2 * torch.sum(over_g * (self.right[:, :cols] @ self.a[:, :cols].mT))
         if cols < self.a.shape[1]:
-            total += bias_rate**2 * torch.sum(over_g * self.right[:, cols:]).abs()
-        return total
+            total += bias_rate**2 * torch.sum(over_g * self.right[:, cols:])
+        return total.abs()
 
     def write(self, scale: float) -> None:
         """Replace the gradients."""

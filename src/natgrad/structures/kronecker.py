@@ -17,6 +17,7 @@ from natgrad.layers import SharedInput
 from natgrad.layers.embedding import TiedHead
 from natgrad.linalg.forms import Form, Triangle
 from natgrad.linalg.products import two_sided
+from natgrad.linalg.workspace import workspace
 from natgrad.structures.base import (
     AnyLayer,
     Cache,
@@ -186,7 +187,8 @@ def merge_transposed(kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[st
 
 def filtered(rows_g: Tensor, rows_a: Tensor, m: Tensor, scale: Tensor) -> Tensor:
     """``Q_G ((Q_G^T m Q_A) * scale) Q_A^T`` for ``m [b, r, c]``; ``rows`` are ``Q^T``."""
-    rotated = two_sided(rows_g, m, _transposed(rows_a), torch.empty_like(m)).mul_(scale)
+    space = workspace("rotated", (m.numel(),), m).view(m.shape)
+    rotated = two_sided(rows_g, m, _transposed(rows_a), space).mul_(scale)
     return two_sided(_transposed(rows_g), rotated, rows_a, torch.empty_like(m))
 
 
