@@ -11,7 +11,6 @@ from natgrad.layers import Layer
 from natgrad.layers.base import real
 from natgrad.linalg.forms import DiagonalForm, Form
 from natgrad.runtime.factors import RunningFactor, fold_all
-from natgrad.specs import BlockSpec
 from natgrad.structures import Structure, Sum, Sums
 
 
@@ -47,10 +46,6 @@ class Block:
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.layers[0].shape
-
-    @property
-    def spec(self) -> BlockSpec:
-        return BlockSpec(self.name, self.shape, {n: f.spec for n, f in self.forms.items()})
 
     @property
     def kind(self) -> str:

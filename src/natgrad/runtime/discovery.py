@@ -52,7 +52,7 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
     for raw_name, module in root.named_modules():
         name = clean(raw_name)
         own = list(module.named_parameters(recurse=False))
-        if module in claimed or not (own or _registered_without_own(module)):
+        if module in claimed or not own:
             continue
         _refuse_lazy(name, module)
         views = _excluded(name, module, choice) or layers_of(name, module)
@@ -158,10 +158,6 @@ def _transposed(head: Linear) -> TiedHead:
     tied = TiedHead(head.name, head.module)
     tied.batch_axis = head.batch_axis
     return tied
-
-
-def _registered_without_own(module: nn.Module) -> bool:
-    return isinstance(module, nn.MultiheadAttention)
 
 
 def _refuse_lazy(name: str, module: nn.Module) -> None:

@@ -103,11 +103,6 @@ class Stack:
         """What is kept beside the parts, until they or the damping change."""
         yield from (value for value in self._cache.values() if isinstance(value, Tensor))
 
-    def multiply(self, displacements: list[Tensor], damping: float) -> Tensor:
-        """``sum <d, F d>`` over the blocks, for a displacement ``[groups, rows, cols]`` of each."""
-        d = torch.stack(displacements).flatten(0, 1)
-        return torch.sum(d * self.structure.multiply(self.parts, self.inverse, d, damping))
-
 
 def stacked(blocks: Iterable[Block]) -> list[Stack]:
     """Stacks of all blocks that are ready."""
