@@ -1,6 +1,7 @@
 """What goes wrong stays contained: bad numbers, failed decompositions, copies, interruptions."""
 
 import copy
+import gc
 import io
 import pickle
 import warnings
@@ -30,6 +31,7 @@ from loops import (
     weights,
 )
 from natgrad import KFAC, CaptureError
+from natgrad.runtime.capture import _Arrival
 
 NAMES = list(NETS)
 BAD = [float("nan"), float("inf"), -float("inf")]
@@ -705,3 +707,16 @@ def test_a_step_after_detach_is_refused():
     model(torch.randn(4, 3)).sum().backward()
     with pytest.raises(CaptureError, match=r"after detach\(\).*make a new KFAC"):
         kfac.step()
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_inputs_are_let_go_on_the_way_back(retain):
+    """As autograd does with what it saved: kept only where a second backward pass may come."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    kfac = KFAC(model, kl_clip=None)
+    loss = model(torch.randn(5, 3)).sum()
+    loss.backward(retain_graph=retain)
+    hooks = [o for o in gc.get_objects() if type(o) is _Arrival and o.capture is kfac.capture]
+    assert len(hooks) == 2
+    assert [hook.x is not None for hook in hooks] == [retain, retain]
+    assert loss.requires_grad  # the graph, and with it the hooks, lived until here

@@ -113,16 +113,16 @@ class KFAC:
         loss_scale = unscale(self.scaler, self.optimizer)
         now = self.settings.at(self.steps)
         samples = samples or self.capture.samples()
-        device = self.blocks[0].device
-        if self.capture.armed:
-            with no_autocast(device), self.watch("fold"):
-                self._report(self._update(now, samples, loss_scale))
-        with no_autocast(device), self.watch("refresh"):
-            self._report(self.refreshing(self.steps, now, updated=self.capture.armed))
-        if self._adapts():
-            self.prediction.remember(self._gradient_scale(samples))
-        with no_autocast(device), self.watch("apply"):
-            self.preconditioning(now, self._gradient_scale(samples), loss_scale)
+        with no_autocast(self.blocks[0].device):
+            if self.capture.armed:
+                with self.watch("fold"):
+                    self._report(self._update(now, samples, loss_scale))
+            with self.watch("refresh"):
+                self._report(self.refreshing(self.steps, now, updated=self.capture.armed))
+            if self._adapts():
+                self.prediction.remember(self._gradient_scale(samples))
+            with self.watch("apply"):
+                self.preconditioning(now, self._gradient_scale(samples), loss_scale)
         self.steps += 1
         self._prepare()
 

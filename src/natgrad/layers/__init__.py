@@ -2,7 +2,7 @@
 
 from natgrad.layers import attention, conv, embedding, linear, norm, recurrent
 from natgrad.layers.base import Elementwise, Layer, SharedInput
-from natgrad.layers.registry import NotCovered, decline, layers_of, register, registered
+from natgrad.layers.registry import NotCovered, layers_of, register, registered
 
 __all__ = [
     "Elementwise",
@@ -11,7 +11,6 @@ __all__ = [
     "SharedInput",
     "attention",
     "conv",
-    "decline",
     "embedding",
     "layers_of",
     "linear",

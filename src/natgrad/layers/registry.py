@@ -16,7 +16,6 @@ class Views(Protocol):
 
 T = TypeVar("T", bound=Views)
 _VIEWS: dict[type[nn.Module] | str, Views] = {}
-_REASONS: dict[type[nn.Module], str] = {}
 
 
 class NotCovered(Exception):  # noqa: N818 (it is an answer, not an error)
@@ -34,11 +33,6 @@ def register(*modules: type[nn.Module] | str) -> Callable[[T], T]:
         return views
 
     return add
-
-
-def decline(*modules: type[nn.Module], reason: str) -> None:
-    """Say why modules of these classes are not covered."""
-    _REASONS.update(dict.fromkeys(modules, reason))
 
 
 def registered() -> list[str]:
@@ -59,8 +53,6 @@ def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
             except NotCovered as why:
                 return str(why)
             return list(made) if isinstance(made, Sequence) else [made]
-        if cls in _REASONS:
-            return _REASONS[cls]
         if "forward" in vars(cls):
             break
     return f"no layer is registered for {type(module).__name__}"

@@ -22,7 +22,7 @@ class Preconditioning:
         optimizer: Optimizer | None,
         thin: ThinGradients,
     ) -> None:
-        self.model, self.blocks, self.thin = model, blocks, thin
+        self.blocks, self.thin = blocks, thin
         self.rates = LearningRates(optimizer)
         self.stacks: list[Stack] = []
         self._stacked = -1

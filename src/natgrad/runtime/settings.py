@@ -88,7 +88,6 @@ class Clocks:
                 "be measured on updated factors, so pass Drift as refresh_every."
             )
         self.clocks = {key: Clock(interval, name) for key, interval in by_key.items()}
-        self.drifts = {key: isinstance(i, Drift) for key, i in by_key.items()}
 
     @staticmethod
     def key(factor: str) -> str:

@@ -21,11 +21,7 @@ class Stack:
     def __init__(self, blocks: list[Block]) -> None:
         self.blocks = blocks
         first = blocks[0]
-        self.structure, self.inverse, self.normalises = (
-            first.structure,
-            first.inverse,
-            first.normalises,
-        )
+        self.structure, self.inverse = first.structure, first.inverse
         if len(blocks) == 1:
             self.parts = first.parts
         else:

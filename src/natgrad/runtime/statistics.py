@@ -35,15 +35,16 @@ class Statistics:
         if draw:
             names = [name for name in names if block.factors[name].of_gradients]
         sums = block.open(names, real(g.dtype))
-        if block.normalises:
-            with no_autocast(block.device), self.watch("norm"):
+        with no_autocast(block.device):
+            if block.normalises:
+                with self.watch("norm"):
+                    self._pool(use, x, g, sums, this, draw)
+                return
+            with self.watch("A"):
+                rest = self._inputs(use, x, g, sums)
+            with self.watch("G"):
+                block.structure.add(layer, x, g, rest)
                 self._pool(use, x, g, sums, this, draw)
-            return
-        with no_autocast(block.device), self.watch("A"):
-            rest = self._inputs(use, x, g, sums)
-        with no_autocast(block.device), self.watch("G"):
-            block.structure.add(layer, x, g, rest)
-            self._pool(use, x, g, sums, this, draw)
 
     def flush(self, this: Pass) -> None:
         """Add what still waits for calls that no gradient came back to."""
