@@ -214,23 +214,17 @@ class Elementwise(Layer[M]):
     def gradients(self, g: Tensor) -> Tensor:
         """Gradient of the module's output -> ``[n, s, rows]``."""
 
-    def weight_gradients(self, x: Any, g: Tensor, samples: int | None) -> Tensor:
-        """``sum_s g x_hat`` of every sample, ``[n, rows]``."""
-        dtype = real(g.dtype)
-        product = self.normalised(x).to(dtype) * self.gradients(g).to(dtype)
-        return per_sample(product[None], samples)[0].sum(1)
-
-    def bias_gradients(self, g: Tensor, samples: int | None) -> Tensor:
-        """``sum_s g`` of every sample, ``[n, rows]``."""
-        return per_sample(self.gradients(g).to(real(g.dtype))[None], samples)[0].sum(1)
+    def pixel_sums(self, x: Any, g: Tensor, samples: int | None) -> tuple[Tensor, Tensor]:
+        """``sum_s g x_hat`` and ``sum_s g`` of every sample, ``[n, rows]`` each."""
+        grads = self.gradients(g).to(real(g.dtype))
+        products = self.normalised(x).to(grads.dtype) * grads
+        of_weight, of_bias = (per_sample(t[None], samples)[0].sum(1) for t in (products, grads))
+        return of_weight, of_bias
 
     def sample_gradients(self, x: Any, g: Tensor, samples: int | None) -> Iterator[Tensor]:
-        columns = []
-        if self.weight is not None:
-            columns.append(self.weight_gradients(x, g, samples))
-        if self.bias is not None:
-            columns.append(self.bias_gradients(g, samples))
-        yield torch.stack(columns, -1).unsqueeze(1)
+        sums = self.pixel_sums(x, g, samples)
+        used = [t for p, t in zip((self.weight, self.bias), sums, strict=True) if p is not None]
+        yield torch.stack(used, -1).unsqueeze(1)
 
 
 def piece(shape: tuple[int, int, int]) -> int:

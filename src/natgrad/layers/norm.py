@@ -138,21 +138,17 @@ class BatchNorm(Channels):
         data, mean, scale = x
         return (self._positions(data).to(mean.dtype) - mean) * scale
 
-    def weight_gradients(
+    def pixel_sums(
         self, x: tuple[Tensor, Tensor, Tensor], g: Tensor, samples: int | None
-    ) -> Tensor:
-        data, mean, scale = x
+    ) -> tuple[Tensor, Tensor]:
         if samples and len(g) != samples:
-            return super().weight_gradients(x, g, samples)
-        data, g = data.to(real(g.dtype)), g.to(real(g.dtype))
-        total = pixel_products(data, g) if data.ndim > 2 else data * g
-        return (total - mean * self.bias_gradients(g, samples)) * scale
-
-    def bias_gradients(self, g: Tensor, samples: int | None) -> Tensor:
-        if samples and len(g) != samples:
-            return super().bias_gradients(g, samples)
-        g = g.to(real(g.dtype))
-        return g if g.ndim == 2 else g.flatten(2).sum(2)
+            return super().pixel_sums(x, g, samples)
+        (data, mean, scale), g = x, g.to(real(g.dtype))
+        data = data.to(g.dtype)
+        if data.ndim == 2:
+            return (data - mean) * scale * g, g
+        of_bias = g.flatten(2).sum(2)
+        return (pixel_products(data, g) - mean * of_bias) * scale, of_bias
 
 
 def pixel_products(x: Tensor, g: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natgrad.linalg import spectral
 from natgrad.linalg.forms import Form
 from natgrad.linalg.lags import WHOLE, ConvGeometry, Tile, block_count, signs, tiles_of
 from natgrad.linalg.workspace import workspace
@@ -136,6 +137,10 @@ class Correlations(Form):
 
     def _add_blocks(self, kept: Tensor, x: Tensor, alpha: float) -> None:
         n, c, height, width = x.shape
+        if spectral.pays(n, c, height, width, self.geometry):
+            views = {tile: view.view(c, -1, c) for tile, view in self._views(kept)}
+            spectral.add(views, x, self.geometry, alpha)
+            return
         wide = c >= _WIDE
         # Gaps cost products, some width-th of all; records cost copies, which many channels repay.
         records = wide and c >= _RECORDS * width

@@ -220,3 +220,31 @@ def test_pays_with_fewer_blocks_than_the_triangle(kernel, padding, pays):
 def test_impossible_geometry(arguments, message):
     with pytest.raises(SettingError, match=message):
         ConvGeometry(*arguments)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        SAME,
+        ConvGeometry((3, 3)),
+        ConvGeometry((5, 3), ((2, 2), (1, 1))),
+        ConvGeometry((3, 4), ((3, 1), (0, 2)), (2, 3)),
+        ConvGeometry((1, 3), ((0, 0), (1, 1))),
+        ConvGeometry((2, 1)),
+    ],
+)
+def test_frequencies_and_lags_are_two_ways_to_the_same_factor(monkeypatch, geometry, pays):
+    monkeypatch.setattr(correlation.spectral, "pays", lambda *shape: pays)
+    monkeypatch.setattr(correlation.spectral, "_CHUNK", 2000)  # several chunks, the last smaller
+    for n, c, height, width in [(5, 9, 8, 11), (1, 1, 5, 8), (3, 2, 9, 5)]:
+        x = torch.randn(n, c, height, width, dtype=torch.float64)
+        if 0 not in geometry.output_size(height, width):
+            assert_same(x, geometry, bias=True)
+
+
+def test_a_residual_network_s_convolutions_go_by_frequency():
+    sizes = [(128, 16, 32, 32), (128, 32, 16, 16), (128, 64, 8, 8), (8, 256, 14, 14)]
+    assert all(correlation.spectral.pays(*size, SAME) for size in sizes)
+    assert not correlation.spectral.pays(8, 512, 7, 7, SAME)  # too few rows for so many channels
+    assert not correlation.spectral.pays(128, 3, 32, 32, SAME)
