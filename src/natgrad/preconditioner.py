@@ -9,24 +9,31 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from natgrad.comm import Communicator, connect
+from natgrad.comm.layouts import last_backward
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
 from natgrad.errors import CaptureError, SettingError
 from natgrad.inverses import Eigen, Inverse
-from natgrad.runtime import arguments, checkpoint, reports
+from natgrad.placement import Auto, Plan, Strategy
+from natgrad.runtime import agreement, arguments, checkpoint, reports
 from natgrad.runtime.adaptive import Prediction
 from natgrad.runtime.apply import Preconditioning
 from natgrad.runtime.blocks import Block
-from natgrad.runtime.capture import Capture
+from natgrad.runtime.capture import Capture, Pass
 from natgrad.runtime.discovery import Choice, Pattern, StructureOf, discover
+from natgrad.runtime.gradients import Gradients
 from natgrad.runtime.mixed import no_autocast, unscale
 from natgrad.runtime.observation import Observation
+from natgrad.runtime.reduction import Reducer
 from natgrad.runtime.refresh import Refresh
 from natgrad.runtime.scaling import LevenbergMarquardt
 from natgrad.runtime.schedule import Doubling, Schedule
 from natgrad.runtime.settings import Clocks, Intervals, Reduction, Settings, Values
 from natgrad.runtime.statistics import Statistics
+from natgrad.runtime.team import Group, Team, Wire, world_of
 from natgrad.runtime.thin import ThinGradients
 from natgrad.runtime.timing import Stopwatch
+from natgrad.runtime.update import Update
 from natgrad.runtime.wrappers import Compiled, unwrapped
 from natgrad.tables import Table
 
@@ -52,17 +59,23 @@ class KFAC:
         structure: StructureOf = None,
         norm_damping: float | Schedule = 1.0,
         inverse: Inverse | None = None,
+        placement: Strategy | None = None,
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
         reduction: Reduction = "mean",
         terms_per_sample: float = 1,
         batch_axis: int = 0,
+        group: Group = None,
         factor_dtype: torch.dtype | None = None,
+        wire_dtype: torch.dtype | None = None,
+        wire: Wire = Wire(),  # noqa: B008 (frozen)
         scaler: GradScaler | None = None,
     ) -> None:
         arguments.check_model(model, optimizer, kl_clip)
-        arguments.check_choices(curvature, structure, inverse)
+        arguments.check_choices(curvature, structure, inverse, placement)
         arguments.check_tensors(factor_dtype, batch_axis, scaler, optimizer)
+        arguments.check_wire(wire_dtype, wire)
+        self.comm: Communicator = connect(group)
         self.steps = 0
         self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
         self.curvature = curvature or EmpiricalFisher()
@@ -77,7 +90,25 @@ class KFAC:
             factor_dtype,
             batch_axis,
         )
-        self.blocks, self.uncovered = discover(self.model, choice)
+        settings = {
+            "damping": damping,
+            "decay": decay,
+            "kl_clip": kl_clip,
+            "norm_damping": norm_damping,
+            "update_every": update_every,
+            "refresh_every": refresh_every,
+            "curvature": self.curvature,
+            "reduction": reduction,
+            "terms_per_sample": terms_per_sample,
+            "wire_dtype": wire_dtype,
+        }
+        self.blocks, self.uncovered = agreement.together(
+            self.comm,
+            lambda: discover(self.model, choice),
+            lambda found: agreement.described(found[0], settings),
+        )
+        world = world_of(model, self.comm, self.update_clocks, self.refresh_clocks, choice.inverse)
+        self.team = Team(self.comm, self.blocks, placement or Auto(), world, wire, wire_dtype)
         self.watch = Stopwatch()
         self.statistics = Statistics(self._wanted, self.watch)
         self.capture = Capture(
@@ -88,13 +119,21 @@ class KFAC:
             batch_axis=batch_axis,
         )
         self.observation = Observation(self.curvature, self.capture, self.statistics)
-        self.refreshing = Refresh(self.blocks, self.refresh_clocks)
+        self.reducer = Reducer(self.team, self._wanted, self._statistics_scale)
+        self._overlap(model)
+        self.updating = Update(
+            self.team, self.reducer, self.capture, self.statistics, self.curvature, self.update_clocks
+        )
+        self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)
-        # Hooks of every step would be traced into compiled code.
-        self.thin = ThinGradients(self.blocks, enabled=not self.compiled.found)
-        self.preconditioning = Preconditioning(self.model, self.blocks, optimizer, self.thin)
-        self.prediction = Prediction(self.blocks, self.model)
+        # Hooks of every step would be traced into compiled code; others' batches are elsewhere.
+        thin = self.team.alone and not self.compiled.found
+        self.thin = ThinGradients(self.blocks, enabled=thin)
+        self.gradients = Gradients(self.team, self.model.parameters())
+        self.preconditioning = Preconditioning(self.team, self.gradients, optimizer, self.thin)
+        self.prediction = Prediction(self.team, self.model)
         self.detached = False
+        self._samples: int | None = None  # as the user says
         self._warned: set[str] = set()
         self._prepare()
 
@@ -112,17 +151,16 @@ class KFAC:
             )
         loss_scale = unscale(self.scaler, self.optimizer)
         now = self.settings.at(self.steps)
+        self._samples = samples
         samples = samples or self.capture.samples()
         with no_autocast(self.blocks[0].device):
             if self.capture.armed:
                 with self.watch("fold"):
-                    self._report(self._update(now, samples, loss_scale))
+                    self._report(self.updating(self.steps, now, samples))
             with self.watch("refresh"):
                 self._report(self.refreshing(self.steps, now, updated=self.capture.armed))
-            if self._adapts():
-                self.prediction.remember(self._gradient_scale(samples))
             with self.watch("apply"):
-                self.preconditioning(now, self._gradient_scale(samples), loss_scale)
+                self._apply(now, samples, loss_scale)
         self.steps += 1
         self._prepare()
 
@@ -152,6 +190,15 @@ class KFAC:
         return self.settings.adapted
 
     # To look at.
+
+    @property
+    def plan(self) -> Plan:
+        """Who reduces, decomposes and preconditions what; prints as a table, ``draw()`` draws."""
+        return self.team.plan
+
+    def traffic(self) -> reports.TrafficTable:
+        """Bytes that this rank has sent, by purpose, since the start."""
+        return reports.traffic(self.comm, self.steps)
 
     def coverage(self) -> Table:
         """Every parameter: the structure that preconditions it, or why none does."""
@@ -197,12 +244,15 @@ class KFAC:
 
     def _prepare(self) -> None:
         """Make ready for the next step: hooks are there only if it updates something."""
+        self._samples = None
         self.capture.forget()
         self.statistics.forget()
+        self.reducer.forget()
         self.thin.forget()
         updates = bool(self.update_clocks.due(self.steps)) and not self.detached
         self.compiled.run_eagerly(updates)
-        counts = self.settings.reduction == "sum" and not self.detached
+        counts = self.settings.reduction == "sum" or self.gradients.are_local
+        counts = counts and not self.detached
         self.capture.count_samples(updates or counts)
         self.capture.arm() if updates else self.capture.disarm()
 
@@ -210,28 +260,38 @@ class KFAC:
         due = self.update_clocks.due(self.steps)
         return [name for name in block.factors if self.update_clocks.key(name) in due]
 
-    def _update(self, now: Values, samples: int | None, loss_scale: float) -> list[str]:
-        """Sums since the last step -> running averages, now that the number of samples is known.
+    def _apply(self, now: Values, samples: int | None, loss_scale: float) -> None:
+        """Precondition the gradients of the blocks that are ready, and clip."""
+        ready = [block for block in self.blocks if block.ready]
+        present, all_samples = self.gradients.agree(samples, ready)
+        weight = 1.0
+        if self.gradients.are_local:
+            samples = all_samples
+            if self.settings.reduction == "mean":
+                own = self._samples or self.capture.samples() or 0
+                weight = own / all_samples if all_samples else 1.0 / self.team.size
+        scale = self._gradient_scale(samples)
+        if self._adapts():
+            self.prediction.remember(scale)
+        self.preconditioning(now, present, scale, weight, loss_scale)
 
-        Returns what is amiss, a sentence each."""
-        for this in self.capture.passes:
-            self.statistics.flush(this)
-        if not samples and self.capture.passes:  # an empty batch says nothing of the curvature
-            for block in self.blocks:
-                block.sums = {}
-            return []
-        if not samples or not any(block.sums for block in self.blocks):
-            self._complain_of_silence()
-            return []
-        # Gradients that observe() made are those of one sample's loss already.
-        scale = 1.0 if self.curvature.observes else self.settings.loss_scale(samples)
-        silent = [
-            block
-            for block in self.blocks
-            if not block.fold(samples, scale / loss_scale, now.decay) and self._wanted(block)
-        ]
-        self.update_clocks.mark(self.steps, self.update_clocks.due(self.steps))
-        return [_silence(block) for block in silent if _has_moved(block)]
+    def _statistics_scale(self) -> float:
+        """What makes captured gradients, as of now, those of one sample's loss."""
+        amp = self.scaler.get_scale() if self.scaler is not None else 1.0
+        if self.curvature.observes:  # those that observe() made are that already
+            return 1.0 / amp
+        return self.settings.loss_scale(self._samples or self.capture.samples() or 0) / amp
+
+    def _overlap(self, model: nn.Module) -> None:
+        """Let sums leave during a backward pass, where something says that no other one follows."""
+        is_last = None if self.team.alone else last_backward(model)
+        if is_last is not None and self.team.wire_dtype != torch.float16:
+
+            def complete(block: Block, this: Pass) -> None:
+                if is_last():
+                    self.reducer.complete(block, this)
+
+            self.statistics.complete = complete
 
     def _gradient_scale(self, samples: int | None) -> float:
         """What makes the gradients in ``.grad`` those of the mean loss of a sample."""
@@ -249,38 +309,11 @@ class KFAC:
         rule = self.settings.damping
         return isinstance(rule, LevenbergMarquardt) and self.steps % rule.every == 0
 
-    def _complain_of_silence(self) -> None:
-        if all(p.grad is None for block in self.blocks for p in block.parameters):
-            return
-        if self.curvature.observes:
-            why = f"{self.curvature!r} saw no output: call kfac.observe(output) before backward()"
-        elif self.capture.skipped:
-            why = "the backward pass ran with create_graph=True: take that away on this step"
-        else:
-            why = (
-                "no layer that KFAC watches was called: call the model that KFAC was given, and do "
-                "not compile a function around it"
-            )
-        raise CaptureError(f"There are gradients at step {self.steps} but no statistics, as {why}.")
-
     def _report(self, problems: list[str]) -> None:
         for problem in problems:
             if problem not in self._warned:
                 self._warned.add(problem)
                 warnings.warn(problem, stacklevel=4)  # step() is inside of no_grad()
-
-
-def _has_moved(block: Block) -> bool:
-    """Whether there is a gradient for this block that is not 0."""
-    return any(p.grad is not None and bool(p.grad.any()) for p in block.parameters)
-
-
-def _silence(block: Block) -> str:
-    return (
-        f"{block.kind} {block.name!r} has a gradient but gave no statistics, so its curvature is "
-        "not updated. Call the module itself, not a function of its weight, and compile modules, "
-        "not functions that call them."
-    )
 
 
 def _patterns(given: Iterable[Pattern] | Pattern) -> tuple[Pattern, ...]:

@@ -286,15 +286,15 @@ def test_ekfac_carries_its_second_moments_to_a_new_basis(monkeypatch, name):
     model = case.model()
     kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=3, structure=EKFAC(), decay=0.5)
     (block,) = kfac.blocks
-    seen, refresh = [], block.refresh
+    seen, install = [], block.install
 
-    def watched(names, damping):
+    def watched(parts):
         kept = block.kept().get("S")
         old = {n: tuple(p.clone() for p in parts) for n, parts in block.parts.items()}
         seen.append((None if kept is None else kept.clone(), old))
-        return refresh(names, damping)
+        return install(parts)
 
-    monkeypatch.setattr(block, "refresh", watched)
+    monkeypatch.setattr(block, "install", watched)
     for seed in range(4):
         model.zero_grad()
         losses(case, model(*case.data(3, seed))).mean().backward()

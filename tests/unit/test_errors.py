@@ -46,15 +46,6 @@ class TestArguments:
             lambda: KFAC(MLP.model()),
         )
 
-    def test_several_processes(self, monkeypatch):
-        monkeypatch.setattr("natgrad.runtime.arguments.world_size", lambda: 4)
-        says(
-            SettingError,
-            "KFAC runs in one process, but 4 processes train together here: their weights would "
-            "drift apart. Leave it out, or train in one process.",
-            kfac,
-        )
-
     @pytest.mark.parametrize("given", ["exact", natgrad.ExactFisher], ids=repr)
     def test_curvature(self, given):
         says(

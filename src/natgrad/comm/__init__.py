@@ -2,7 +2,22 @@
 
 import torch.distributed as dist
 
-__all__ = ["world_size"]
+from natgrad.comm.alone import Alone
+from natgrad.comm.base import CommunicationError, Communicator, Pending, Traffic
+from natgrad.comm.mpi import MPI
+from natgrad.comm.process_groups import ProcessGroups, connect
+
+__all__ = [
+    "MPI",
+    "Alone",
+    "CommunicationError",
+    "Communicator",
+    "Pending",
+    "ProcessGroups",
+    "Traffic",
+    "connect",
+    "world_size",
+]
 
 
 def world_size() -> int:

@@ -98,6 +98,10 @@ class Layer(ABC, Generic[M]):
         if self.bias is not None:
             self.as_bias(read(self.bias)).copy_(m[..., -1])
 
+    def region(self, parameter: nn.Parameter) -> tuple[tuple[int, int], ...]:
+        """Which part of a parameter is this matrix: ``(first, end)`` of each dimension."""
+        return tuple((0, size) for size in parameter.shape)
+
     # Data.
 
     def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:

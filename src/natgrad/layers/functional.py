@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from natgrad.layers.base import M, SharedInput, trainable
@@ -48,6 +48,10 @@ class Projection(SharedInput[M]):
     def own(self, weight: Tensor) -> slice:
         # A packed projection has the rows of all; a separate weight has its own only.
         return self.slice if weight.shape[0] > self.rows else slice(None)
+
+    def region(self, parameter: nn.Parameter) -> tuple[tuple[int, int], ...]:
+        first, end, _ = self.own(parameter).indices(parameter.shape[0])
+        return (first, end), *super().region(parameter)[1:]
 
     @classmethod
     @abstractmethod

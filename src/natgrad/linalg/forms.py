@@ -31,6 +31,19 @@ class Form(ABC):
         """``kept [numel]`` -> ``[batch]``."""
 
     @property
+    def sent(self) -> int:
+        """Numbers on the wire: none twice."""
+        return self.numel
+
+    def pack(self, kept: Tensor) -> Tensor:
+        """``kept [numel]`` -> ``[sent]``."""
+        return kept
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """``packed [sent]`` -> ``[numel]``."""
+        return packed
+
+    @property
     def spec(self) -> FactorSpec:
         return FactorSpec(self.dim, self.batch, self.numel, self.diagonal)
 
@@ -97,6 +110,30 @@ class Triangle(Form):
         for i, j, slab in self._slabs(kept):
             slab[0].addbmm_(columns[:, i:j], columns[:, i:].mT)
 
+    @property
+    def sent(self) -> int:
+        """``N (N + 1) / 2`` (O10): slabs hold the squares on the diagonal whole."""
+        return self.batch * self.dim * (self.dim + 1) // 2
+
+    def pack(self, kept: Tensor) -> Tensor:
+        parts = []
+        for i, j, slab in self._slabs(kept):
+            rows, columns = _triangle(j - i, kept.device)
+            parts += [slab[:, rows, columns], slab[:, :, j - i :].flatten(1)]
+        return torch.cat(parts, 1).flatten()
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        kept = packed.new_empty(self.numel)
+        rest = packed.view(self.batch, -1)
+        for i, j, slab in self._slabs(kept):
+            rows, columns = _triangle(j - i, kept.device)
+            square, beside = len(rows), (j - i) * (self.dim - j)
+            slab[:, columns, rows] = rest[:, :square]
+            slab[:, rows, columns] = rest[:, :square]
+            slab[:, :, j - i :] = rest[:, square : square + beside].unflatten(1, (j - i, -1))
+            rest = rest[:, square + beside :]
+        return kept
+
     def upper(self, kept: Tensor) -> Tensor:
         """``[batch, dim, dim]`` of which the upper triangle is valid and the rest is not."""
         out = kept.new_zeros(self.batch, self.dim, self.dim)
@@ -130,6 +167,12 @@ class DiagonalForm(Form):
 
     def trace(self, kept: Tensor) -> Tensor:
         return self.values(kept).sum(1)
+
+
+@lru_cache(maxsize=256)
+def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(size, size, device=device)
+    return rows, columns
 
 
 def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:

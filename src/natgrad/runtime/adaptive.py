@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from natgrad.runtime.blocks import Block
 from natgrad.runtime.settings import Values
+from natgrad.runtime.team import Team
 
 
 class Prediction:
@@ -13,8 +13,8 @@ class Prediction:
     Parameters without a block enter with their gradient alone.
     """
 
-    def __init__(self, blocks: list[Block], model: nn.Module) -> None:
-        self.blocks, self.model = blocks, model
+    def __init__(self, team: Team, model: nn.Module) -> None:
+        self.team, self.model = team, model
         self.remembered: list[tuple[nn.Parameter, Tensor, Tensor]] = []
         self._gradient_scale = 1.0
 
@@ -33,17 +33,22 @@ class Prediction:
         """Actual change of the loss / predicted change; forgets what was remembered."""
         moved = {id(p): p.detach() - old for p, old, _ in self.remembered}
         change = sum(float((g * moved[id(p)]).sum()) for p, _, g in self.remembered)
-        for block in self.blocks:
-            if not block.ready or any(id(p) not in moved for p in block.parameters):
+        curved_change = 0.0
+        for block in self.team.applies:
+            # Of the ranks that precondition a block the first one speaks for it.
+            if not block.ready or self.team.plan.workers[block.name][0] != self.team.rank:
+                continue
+            if any(id(p) not in moved for p in block.parameters):
                 continue
             d = torch.empty(block.shape, dtype=block.parts[block.structure.needs[0]][-1].dtype)
             d = d.to(block.device)
             block.layers[0].load(d, lambda p: moved[id(p)])
             damping = now.damping_of(block)
             curved = block.structure.multiply(block.parts, block.inverse, d, damping)
-            change += 0.5 * float((d * curved).sum())
+            curved_change += 0.5 * float((d * curved).sum())
             if block.inverse.joint:  # otherwise the damping is inside of the parts
-                change += 0.5 * damping * float(d.square().sum())
+                curved_change += 0.5 * damping * float(d.square().sum())
         self.remembered = []
+        change += float(self.team.total([curved_change])[0])
         actual = (after - before) * self._gradient_scale
         return actual / change if change else float("nan")

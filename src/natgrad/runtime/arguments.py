@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from natgrad.comm import world_size
 from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
 from natgrad.inverses import Inverse
 from natgrad.runtime.ranges import check_whole
+from natgrad.runtime.team import Wire
 from natgrad.structures import Structure
 
 
@@ -29,14 +29,9 @@ def check_model(model: Any, optimizer: Any, kl_clip: Any) -> None:
             f"kl_clip={kl_clip!r} needs the learning rate, and there is no optimizer to ask: pass "
             "KFAC(model, optimizer), or kl_clip=None."
         )
-    if world_size() > 1:
-        raise SettingError(
-            f"KFAC runs in one process, but {world_size()} processes train together here: their "
-            "weights would drift apart. Leave it out, or train in one process."
-        )
 
 
-def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
+def check_choices(curvature: Any, structure: Any, inverse: Any, placement: Any) -> None:
     """Each is an object; a class, as in ``structure=EKFAC``, is a frequent mistake."""
     if curvature is not None and not isinstance(curvature, Fisher):
         raise SettingError(
@@ -54,6 +49,24 @@ def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
             f"structure is {structure!r} but must be a structure or a function of a layer: pass an "
             "object such as natgrad.Kronecker()."
         )
+
+
+    if placement is not None and (not callable(placement) or isinstance(placement, type)):
+        raise SettingError(
+            f"placement is {placement!r} but must be a strategy: pass an object such as "
+            "natgrad.CommOpt() or natgrad.Hybrid(0.5)."
+        )
+
+
+def check_wire(wire_dtype: Any, wire: Any) -> None:
+    allowed = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    if wire_dtype is not None and wire_dtype not in allowed:
+        raise SettingError(
+            f"wire_dtype is {wire_dtype!r} but must be None or one of "
+            f"{', '.join(map(str, allowed))}: pass torch.bfloat16 for half the bytes."
+        )
+    if not isinstance(wire, Wire):
+        raise SettingError(f"wire is {wire!r} but must be a natgrad.Wire: pass natgrad.Wire().")
 
 
 def check_tensors(factor_dtype: Any, batch_axis: Any, scaler: Any, optimizer: Any) -> None:

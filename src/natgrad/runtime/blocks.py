@@ -10,8 +10,10 @@ from natgrad.inverses import Inverse, Parts, contained
 from natgrad.layers import Layer
 from natgrad.layers.base import real
 from natgrad.linalg.forms import DiagonalForm, Form
-from natgrad.runtime.factors import RunningFactor, fold_all
+from natgrad.runtime.factors import Estimate, News, RunningFactor
 from natgrad.structures import Structure, Sum, Sums
+
+__all__ = ["Block", "News"]
 
 
 class Block:
@@ -34,6 +36,7 @@ class Block:
         self.running: dict[str, RunningFactor] = {}
         self.sums: Sums = {}
         self.parts: dict[str, Parts] = {}
+        self.solved: set[str] = set()  # factors whose parts are where they are needed
         self.dropped = torch.zeros((), dtype=torch.int64, device=self.device)
         self.failures = 0
         self.version = 0  # changes whenever the parts do
@@ -57,8 +60,10 @@ class Block:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to precondition with."""
-        return all(name in self.parts for name in self.structure.needs)
+        """Whether there is something to precondition with, here or at the ranks that do."""
+        return all(
+            name in self.solved for name in self.structure.needs if name not in self.structure.in_basis
+        )
 
     # Statistics.
 
@@ -71,27 +76,19 @@ class Block:
                 self.sums[name] = Sum(form, kept)
         return {name: self.sums[name] for name in names}
 
-    def fold(self, samples: int, scale: float, decay: float) -> bool:
-        """Sums since the last step -> running averages; returns whether there was anything.
-
-        ``scale`` makes a captured gradient that of one sample's loss; the block is a mean over
-        ``samples``."""
-        sums, self.sums = self.sums, {}
-        news = {}
-        for name, total in sums.items():
-            if not total.count:
-                continue
-            factor = scale**2 / samples if self.factors[name].of_gradients else 1 / total.count
-            news[name] = total.kept, factor
+    def estimate(self, news: News) -> Estimate | None:
+        """Take in new estimates of the factors that are kept here; ``fold`` follows."""
+        for name in news:
             if name not in self.running:
                 self.running[name] = RunningFactor(self.forms[name], self.dtype, self.device)
-        if not news:
-            return False
-        self.dropped += ~fold_all(self.running, news, decay)
+        return Estimate(self.running, news) if news else None
+
+    def fold(self, estimate: Estimate, fits: Tensor, decay: float) -> None:
+        """New estimates -> running averages, if all of the block's ``fit``."""
+        estimate.fold(fits, decay)
         for name in self.structure.in_basis:
-            if name in news and name in self.parts:
+            if name in estimate.lags and name in self.parts:
                 self.write(name, (self.running[name].mean.view_as(self.parts[name][0]),))
-        return True
 
     def kept(self) -> dict[str, Tensor]:
         """The running averages of the factors that have seen data."""
@@ -103,35 +100,33 @@ class Block:
 
     # Decomposition.
 
-    def refresh(self, names: Iterable[str], damping: float) -> list[str]:
-        """Decompose these factors anew; returns the names of those that could not be.
+    def decompose(self, names: Iterable[str], damping: float) -> dict[str, Parts | None]:
+        """The parts of these factors as they are now, ``None`` for one that cannot be decomposed.
 
-        What cannot be decomposed keeps its last good parts.
-        """
-        kept = self.kept()
-        matrices = self.structure.decomposed(kept, self.forms)
-        if not set(self.structure.needs) <= {*matrices, *self.structure.in_basis}:
-            return []  # not all factors have seen data yet
-        dampings = self.structure.dampings(matrices, self.forms, damping)
+        A factor that has seen no data is left out."""
+        matrices = self.structure.decomposed(self.kept(), self.forms)
+        found: dict[str, Parts | None] = {}
+        if not self.inverse.joint and not set(self.structure.needs) <= set(matrices):
+            return found
+        for name in names:
+            if name in matrices:
+                own = self._damping(name, matrices, damping)
+                found[name] = self._decompose(self.forms[name], matrices[name], own)
+        return found
+
+    def install(self, parts: dict[str, Parts]) -> None:
+        """Precondition with these from now on; what is in their basis follows them."""
         old = {}
         if self.structure.in_basis:  # new parts are written over the old ones
-            old = {n: tuple(p.clone() for p in parts) for n, parts in self.parts.items()}
-        failed = []
-        for name, matrix in matrices.items():
-            if name not in names and name in self.parts:
-                continue
-            parts = self._decompose(self.forms[name], matrix, dampings[name])
-            if parts is None:
-                failed.append(name)
-                self.failures += 1
-            else:
-                self.write(name, parts)
-        if self.structure.in_basis and "A" in self.parts and "G" in self.parts:
+            old = {n: tuple(p.clone() for p in one) for n, one in self.parts.items()}
+        for name, new in parts.items():
+            self.write(name, new)
+        if parts and self.structure.in_basis and "A" in self.parts and "G" in self.parts:
+            kept = self.kept()
             for name, value in self.structure.follow(kept, old, self.parts).items():
                 if name in kept:
                     self.running[name].mean.copy_(value.flatten())
                 self.write(name, (value,))
-        return failed
 
     def _decompose(self, form: Form, matrix: Tensor, damping: Tensor) -> Parts | None:
         if isinstance(form, DiagonalForm):
@@ -153,9 +148,15 @@ class Block:
         matrices = self.structure.decomposed(self.kept(), self.forms)
         if name not in matrices or name not in self.parts:
             return float("inf")
-        dampings = self.structure.dampings(matrices, self.forms, damping)
+        own = self._damping(name, matrices, damping)
         dense = self.forms[name].dense(matrices[name])
-        return float(self.inverse.error(self.parts[name], dense, dampings[name]))
+        return float(self.inverse.error(self.parts[name], dense, own))
+
+    def _damping(self, name: str, matrices: dict[str, Tensor], damping: float) -> Tensor:
+        """What is added to a factor before it is decomposed, ``[batch]``."""
+        if self.inverse.joint:  # damped when applied
+            return torch.zeros(self.forms[name].batch, device=self.device)
+        return self.structure.dampings(matrices, self.forms, damping)[name]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything kept between steps, by what it is for."""

@@ -109,6 +109,7 @@ def _load_block(block: Block, state: Mapping[str, Any], by_name: Mapping[str, Bl
         name: tuple(p.to(block.device, dtype, copy=True) for p in parts)
         for name, parts in state["parts"].items()
     }
+    block.solved = set(block.parts)
     block.sums = {}
     block.version += 1
     block.dropped.fill_(state["dropped"])

@@ -41,19 +41,23 @@ class RunningFactor:
         self.weight = weight
 
 
-def fold_all(
-    running: dict[str, RunningFactor], news: dict[str, tuple[Tensor, float]], decay: float
-) -> Tensor:
-    """Fold new estimates ``factor * sum`` of one block's factors, all of them or none.
+# Of one block: sums of new data by factor, which may be overwritten, and what makes them means.
+News = dict[str, tuple[Tensor, float]]
 
-    The sums are overwritten. Returns whether the estimates were finite.
-    """
-    lags = {
-        name: torch.sub(running[name].mean, total, alpha=factor, out=total)
-        for name, (total, factor) in news.items()
-    }
-    distances = {name: lag.norm() for name, lag in lags.items()}
-    fits = torch.isfinite(torch.stack(list(distances.values())).sum())
-    for name, lag in lags.items():
-        running[name].fold(lag, distances[name], fits, decay)
-    return fits
+
+class Estimate:
+    """New estimates ``factor * sum`` of one block's factors, before it is known if all ranks have
+    good ones: all of them are folded, or none."""
+
+    def __init__(self, running: dict[str, RunningFactor], news: News) -> None:
+        self.running = running
+        self.lags = {
+            name: torch.sub(running[name].mean, total, alpha=factor, out=total)
+            for name, (total, factor) in news.items()
+        }
+        self.distances = {name: lag.norm() for name, lag in self.lags.items()}
+        self.finite = torch.isfinite(torch.stack(list(self.distances.values())).sum())
+
+    def fold(self, fits: Tensor, decay: float) -> None:
+        for name, lag in self.lags.items():
+            self.running[name].fold(lag, self.distances[name], fits, decay)

@@ -1,58 +1,165 @@
-"""Which factors are decomposed anew, and doing so."""
+"""Which factors are decomposed anew, doing so where the plan says, and sharing the parts."""
+
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
+from natgrad.inverses import Parts
+from natgrad.placement.ops import FactorId, Message, Share
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.settings import Clocks, Values
+from natgrad.runtime.team import Shipment, Team
+
+Due = dict[Block, set[str]]
+Made = dict[Block, dict[str, Parts | None]]
 
 
 class Refresh:
     """Called at every step; decomposes what is due by the clock or by its measured drift."""
 
-    def __init__(self, blocks: list[Block], clocks: Clocks) -> None:
-        self.blocks, self.clocks = blocks, clocks
+    def __init__(self, team: Team, clocks: Clocks) -> None:
+        self.team, self.clocks = team, clocks
+        # A layer that shares its input with another comes after that one.
+        self.blocks = list(team.blocks.values())
 
     def __call__(self, step: int, now: Values, updated: bool) -> list[str]:
         """Returns what went wrong, a sentence each."""
         keys = self.clocks.due(step)
-        problems = []
-        done: set[Block] = set()  # whose A is decomposed as of this step
-        # A layer that shares its input with another comes after that one.
-        for block in sorted(self.blocks, key=lambda block: block.twin is not None):
-            damping = now.damping_of(block)
-            names = self._due(block, keys, damping, updated)
-            if block.twin in done and "A" in names and _same_inputs(block, block.twin):
-                block.write("A", tuple(part.clone() for part in block.twin.parts["A"]))
-                names.discard("A")
-            if names:
-                failed = block.refresh(names, damping)
-                problems += [_sentence(block, name) for name in failed]
-                if "A" in names and "A" not in failed and "A" in block.parts:
-                    done.add(block)
-        self.clocks.mark(step, keys)
-        return problems
-
-    def _due(self, block: Block, keys: set[str], damping: float, updated: bool) -> set[str]:
-        if not block.running:
-            return set()
-        if not block.ready:
-            return set(block.factors) if updated or keys else set()
-        names = {name for name in block.factors if self.clocks.key(name) in keys}
+        due = {block: self._due(block, step, keys, updated) for block in self.blocks}
         if updated:
-            for name in set(block.structure.needs) - set(block.structure.in_basis) - names:
-                tolerance = self.clocks.tolerance(name)
-                if tolerance is not None and not block.error(name, damping) <= tolerance:
-                    names.add(name)
-        return names
+            self._add_drifted(due, now)
+        self.clocks.mark(step, keys)
+        if not any(due.values()):
+            return []
+        made = self._decompose(due, now)
+        good, failed = self._agree(due, made)
+        parts = self._share(made, good)
+        for block, names in good.items():
+            block.install(parts[block])
+            block.solved |= names
+        for block, name in failed:
+            block.failures += 1
+        return [_sentence(block, name) for block, name in failed]
+
+    def _due(self, block: Block, step: int, keys: set[str], updated: bool) -> set[str]:
+        """The same on every rank."""
+        names = self.team.plan.block[block.name].decomposed
+        if not block.ready:
+            return set(names) if updated or keys else set()
+        return {
+            name
+            for name in names
+            if self.clocks.key(name) in keys
+            or self.clocks.turn(name, step, self.team.order[block], len(self.blocks))
+        }
+
+    def _add_drifted(self, due: Due, now: Values) -> None:
+        """What has measurably moved; the rank that decomposes a factor says so."""
+        watched = [
+            (block, name, tolerance)
+            for block in self.blocks
+            for name in self.team.plan.block[block.name].decomposed
+            if block.ready
+            and name not in due[block]
+            and (tolerance := self.clocks.tolerance(name)) is not None
+        ]
+        if not watched:
+            return
+        moved = self.team.total(
+            [
+                float(
+                    name in self.team.decomposes[block]
+                    and not block.error(name, now.damping_of(block)) <= tolerance
+                )
+                for block, name, tolerance in watched
+            ]
+        )
+        for (block, name, _), votes in zip(watched, moved.tolist(), strict=True):
+            if votes:
+                due[block].add(name)
+
+    def _decompose(self, due: Due, now: Values) -> Made:
+        """What this rank decomposes."""
+        made: Made = {}
+        for block in sorted(self.blocks, key=lambda block: block.twin is not None):
+            names = due[block] & self.team.decomposes[block]
+            made[block] = {}
+            twins = made.get(block.twin, {}) if block.twin is not None else {}
+            ready_made = twins.get("A")
+            if "A" in names and ready_made is not None and _same_inputs(block):
+                made[block]["A"] = tuple(part.clone() for part in ready_made)
+                names = names - {"A"}
+            if names:
+                made[block] |= block.decompose(sorted(names), now.damping_of(block))
+        return made
+
+    def _agree(self, due: Due, made: Made) -> tuple[Due, list[tuple[Block, str]]]:
+        """What was decomposed by everyone who should have, and what failed at anybody."""
+        asked = [(block, name) for block in self.blocks for name in sorted(due[block])]
+        votes = []
+        for block, name in asked:
+            own = made[block]
+            votes += [float(own.get(name) is not None), float(name in own and own[name] is None)]
+        totals = self.team.total(votes).view(-1, 2).tolist()
+        good: Due = {}
+        failed = []
+        for (block, name), (done, not_done) in zip(asked, totals, strict=True):
+            if not_done:
+                failed.append((block, name))
+            elif done == len(self.team.plan.decomposers[block.name, name]):
+                good.setdefault(block, set()).add(name)
+        return good, failed
+
+    def _share(self, made: Made, good: Due) -> dict[Block, dict[str, Parts]]:
+        """The parts that this rank preconditions with, its own ones and those of others."""
+        found: dict[Block, dict[str, Parts]] = {
+            block: {n: parts for n in names if (parts := made[block].get(n)) is not None}
+            for block, names in good.items()
+        }
+        ids: set[FactorId] = {(block.name, n) for block, names in good.items() for n in names}
+        plan = self.team.plan
+        ops = [op for op in plan.refresh if isinstance(op, Share) and op.factor in ids]
+
+        def payload(message: Message) -> Tensor:
+            block, name = self._of(message)
+            return torch.cat([part.flatten() for part in found[block][name]])
+
+        for some in plan.cut(ops):
+            shipment = Shipment(self.team, some)
+            for message, data in shipment.arrived(
+                shipment.send(payload, self.team.dtype, "inverses")
+            ):
+                block, name = self._of(message)
+                found[block][name] = _parts(block, name, data)
+        return found
+
+    def _of(self, message: Message) -> tuple[Block, str]:
+        assert isinstance(message.op, Share)
+        block, name = message.op.factor
+        return self.team.blocks[block], name
 
 
-def _same_inputs(block: Block, twin: Block) -> bool:
-    """Whether A of two layers is the same, so that one decomposition serves both.
+def _parts(block: Block, name: str, data: Tensor) -> Parts:
+    """``data [numbers]`` in the shapes that the inverse of a factor has."""
+    shapes = block.inverse.shapes(block.forms[name].spec)
+    pieces = data.split([torch.Size(shape).numel() for shape in shapes])
+    dtype = torch.promote_types(block.dtype, torch.float32)
+    return tuple(
+        piece.view(shape).to(dtype, copy=True)  # the buffer holds those of others, too
+        for piece, shape in zip(pieces, shapes, strict=True)
+    )
+
+
+def _same_inputs(block: Block) -> bool:
+    """Whether A of a layer and of its twin is the same, so that one decomposition serves both.
 
     The averages themselves are compared, so a layer that once saw another input is noticed. Where
     each factor is damped by itself A's damping depends on the layer's own G.
     """
-    mine, other = block.running.get("A"), twin.running.get("A")
+    if block.twin is None:
+        return False
+    mine, other = block.running.get("A"), block.twin.running.get("A")
     return (
         block.inverse.joint
         and mine is not None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from natgrad.comm import Communicator
 from natgrad.linalg.workspace import held
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.discovery import Uncovered, clean
@@ -121,6 +122,27 @@ def timings(watch: Stopwatch, steps: int) -> Timings:
         f"{seconds_text(spent)} in {steps} steps, measured on the host",
         seconds=dict(watch.seconds),
         calls=dict(watch.calls),
+    )
+
+
+@dataclass(frozen=True)
+class TrafficTable(Table):
+    """``sent`` bytes and ``calls`` by purpose."""
+
+    sent: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+def traffic(comm: Communicator, steps: int) -> TrafficTable:
+    sent, calls = dict(comm.traffic.sent), dict(comm.traffic.calls)
+    rows = tuple(
+        (purpose, bytes_text(n), str(calls[purpose]), bytes_text(n / max(1, steps)))
+        for purpose, n in sent.items()
+    )
+    columns = (Column("purpose"), *(Column(c, "right") for c in ("sent", "calls", "a step")))
+    footer = f"{bytes_text(sum(sent.values()))} sent by rank {comm.rank} of {comm.size}"
+    return TrafficTable(
+        "Traffic", columns, rows, f"{footer} in {steps} steps", sent=sent, calls=calls
     )
 
 

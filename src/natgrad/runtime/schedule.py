@@ -51,6 +51,21 @@ class Drift:
             check_whole(self.at_most, "Drift.at_most", low=1)
 
 
+@dataclass(frozen=True)
+class Staggered:
+    """Refresh every factor once in ``every`` steps, the layers one after the other: no step has to
+    wait for all decompositions at once. The first refresh is of all."""
+
+    every: int
+
+    def __post_init__(self) -> None:
+        check_whole(self.every, "Staggered.every", low=1)
+
+    def turn(self, step: int, index: int, count: int) -> bool:
+        """Whether it is the turn of layer ``index`` of ``count``."""
+        return step % self.every == index * self.every // count
+
+
 class Clock:
     """Says on which steps something is due; the first step always is.
 
@@ -59,10 +74,10 @@ class Clock:
     the measured error is above its tolerance.
     """
 
-    def __init__(self, interval: int | Schedule | Drift, name: str = "interval") -> None:
+    def __init__(self, interval: int | Schedule | Drift | Staggered, name: str = "interval") -> None:
         if callable(interval):
             value_at(interval, 0, name, AT_LEAST_ONE)
-        elif not isinstance(interval, Drift):
+        elif not isinstance(interval, Drift | Staggered):
             check_whole(interval, name, low=1)
         self.interval = interval
         self.name = name
@@ -78,6 +93,8 @@ class Clock:
         # A mark in the future is from a run whose steps were counted anew.
         if self.last < 0 or step <= self.last:
             return True
+        if isinstance(self.interval, Staggered):
+            return False  # but one layer or the other has its turn
         if isinstance(self.interval, Drift):
             late = self.interval.at_most is not None and step - self.last >= self.interval.at_most
             # Written so that an error of NaN is due.

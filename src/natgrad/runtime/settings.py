@@ -8,9 +8,9 @@ from natgrad.errors import SettingError
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, number
 from natgrad.runtime.scaling import LevenbergMarquardt
-from natgrad.runtime.schedule import Clock, Drift, Schedule, value_at
+from natgrad.runtime.schedule import Clock, Drift, Schedule, Staggered, value_at
 
-Interval = int | Schedule | Drift
+Interval = int | Schedule | Drift | Staggered
 Intervals = Interval | Mapping[str, Interval]
 Reduction = Literal["mean", "sum"]
 
@@ -87,6 +87,11 @@ class Clocks:
                 f"{name} is a Drift but must be an int or a function of the step: drift can only "
                 "be measured on updated factors, so pass Drift as refresh_every."
             )
+        if not drift and any(isinstance(i, Staggered) for i in by_key.values()):
+            raise SettingError(
+                f"{name} is Staggered but must be an int or a function of the step: one backward "
+                "pass updates all layers, so pass Staggered as refresh_every."
+            )
         self.clocks = {key: Clock(interval, name) for key, interval in by_key.items()}
 
     @staticmethod
@@ -97,9 +102,18 @@ class Clocks:
         """The keys that are due by time alone."""
         return {key for key, clock in self.clocks.items() if clock.due(step)}
 
+    def usual(self) -> int:
+        """How many steps lie between two, once a run is on its way: for a plan's costs only."""
+        return min(_usual(clock.interval) for clock in self.clocks.values())
+
     def mark(self, step: int, keys: set[str]) -> None:
         for key in keys:
             self.clocks[key].mark(step)
+
+    def turn(self, factor: str, step: int, index: int, count: int) -> bool:
+        """Whether it is the turn of a factor of block ``index`` of ``count``."""
+        interval = self.clocks[self.key(factor)].interval
+        return isinstance(interval, Staggered) and interval.turn(step, index, count)
 
     def tolerance(self, factor: str) -> float | None:
         interval = self.clocks[self.key(factor)].interval
@@ -111,3 +125,13 @@ class Clocks:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for key, clock in self.clocks.items():
             clock.load_state_dict(state[key])
+
+
+def _usual(interval: Interval) -> int:
+    if isinstance(interval, int):
+        return interval
+    if isinstance(interval, Staggered):
+        return interval.every
+    if isinstance(interval, Drift):
+        return interval.at_most or 100
+    return max(1, round(value_at(interval, 10**6, "interval", POSITIVE)))

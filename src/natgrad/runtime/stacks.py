@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.inverses import Parts
+from natgrad.layers.base import Read
 from natgrad.linalg.workspace import workspace
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.thin import Outer
@@ -45,24 +46,31 @@ class Stack:
         """Bytes of the gradients of all blocks."""
         return len(self.blocks) * prod(self.blocks[0].shape) * self._zero().element_size()
 
-    def precondition(self, damping: float, rates: Rates, outers: dict[Block, Outer]) -> Tensor:
-        """Replace the gradients, but for those in ``outers``, which are written later; returns
-        ``sum lr^2 |<preconditioned, raw>|`` of all (P17)."""
+    def precondition(
+        self,
+        damping: float,
+        rates: Rates,
+        outers: dict[Block, Outer],
+        present: set[Block],
+        read: Read,
+    ) -> dict[Block, Tensor]:
+        """Replace the gradients of those ``present``, but for those in ``outers``, which are
+        written later; returns ``lr^2 |<preconditioned, raw>|`` of each (P17)."""
         if self._versions != (now := [block.version for block in self.blocks]):
             self._cache, self._versions = {}, now
-        total, rest = self._zero(), []
+        dots, rest = {}, []
         for block in self.blocks:
             if block in outers:
                 layer = block.layers[0]
                 own = [0.0 if p is None else rates(p) for p in (layer.weight, layer.bias)]
-                total += outers[block].dot(*own)
+                dots[block] = outers[block].dot(*own)
             else:
                 rest.append(block)
         if len(rest) == len(self.blocks):
-            return self._together(rest, self.parts, damping, rates, self._cache)
+            return self._together(rest, self.parts, damping, rates, self._cache, present, read)
         for block in rest:
-            total += self._together([block], block.parts, damping, rates, {})
-        return total
+            dots |= self._together([block], block.parts, damping, rates, {}, present, read)
+        return dots
 
     def _together(
         self,
@@ -71,24 +79,26 @@ class Stack:
         damping: float,
         rates: Rates,
         cache: dict[str, Any],
-    ) -> Tensor:
+        present: set[Block],
+        read: Read,
+    ) -> dict[Block, Tensor]:
         """Precondition the gradients of ``blocks``, whose parts are stacked in ``parts``."""
-        zero = self._zero()
         count, shape = len(blocks), blocks[0].shape
-        raw = workspace("raw", (count * prod(shape),), zero).view(count, *shape)
-        used = [index for index, block in enumerate(blocks) if has_gradient(block)]
+        raw = workspace("raw", (count * prod(shape),), self._zero()).view(count, *shape)
+        used = [index for index, block in enumerate(blocks) if block in present]
         for index, block in enumerate(blocks):
             if index in used:
-                block.layers[0].load(raw[index], gradient)
+                block.layers[0].load(raw[index], read)
             else:
                 raw[index].zero_()
         if not used:
-            return zero
+            return {}
         out = self.structure.precondition(parts, self.inverse, raw.flatten(0, 1), damping, cache)
         out = out.view_as(raw)
         for index in used:
-            blocks[index].layers[0].store(out[index], gradient)
-        return weighted_dot(raw, out, blocks, used, rates)
+            blocks[index].layers[0].store(out[index], read)
+        dots = weighted_dots(raw, out, blocks, used, rates)
+        return {blocks[index]: dot for index, dot in zip(used, dots.unbind(), strict=True)}
 
     def _zero(self) -> Tensor:
         first = self.blocks[0]
@@ -122,26 +132,17 @@ def stacked(blocks: Iterable[Block]) -> list[Stack]:
     return [Stack(members) for members in groups.values()]
 
 
-def gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-def has_gradient(block: Block) -> bool:
-    return all(p.grad is not None for p in block.parameters)
-
-
-def weighted_dot(
+def weighted_dots(
     raw: Tensor, out: Tensor, blocks: list[Block], used: list[int], rates: Rates
 ) -> Tensor:
-    """``sum_i lr_i^2 |<raw_i, out_i>|`` for ``[count, groups, rows, cols]``; weight and bias of a
-    layer may have learning rates of their own."""
+    """``lr_i^2 |<raw_i, out_i>|`` of those used, for ``[count, groups, rows, cols]``; weight and
+    bias of a layer may have learning rates of their own."""
     distinct = [{rates(p) for p in blocks[index].parameters} for index in used]
     if len(used) == len(blocks) and all(len(each) == 1 for each in distinct):
         dots = torch.linalg.vecdot(raw.flatten(1), out.flatten(1)).abs()
         squares = torch.tensor([each.pop() ** 2 for each in distinct], dtype=raw.dtype)
-        return torch.dot(dots, squares.to(raw.device, non_blocking=True))
-    total = raw.new_zeros(())
+        return dots * squares.to(raw.device, non_blocking=True)
+    found = []
     for index in used:
         layer, product = blocks[index].layers[0], raw[index] * out[index]
         own = raw.new_zeros(())
@@ -149,5 +150,5 @@ def weighted_dot(
             own += rates(layer.weight) ** 2 * product[..., : layer.weight_cols].sum()
         if layer.bias is not None:
             own += rates(layer.bias) ** 2 * product[..., -1].sum()
-        total += own.abs()
-    return total
+        found.append(own.abs())
+    return torch.stack(found)

@@ -23,6 +23,7 @@ class Statistics:
 
     def __init__(self, wanted: Wanted, watch: Stopwatch) -> None:
         self.wanted, self.watch = wanted, watch
+        self.complete: Callable[[Block, Pass], None] | None = None  # of a block in a pass
         # The last input whose second moment was summed, and where: layers on one input (query, key,
         # value) need it once. Holding the input keeps its address from being used again.
         self._last: tuple[Any, Tensor, Block] | None = None
@@ -32,6 +33,13 @@ class Statistics:
         """``draw`` counts the gradients of one forward pass; inputs are added with the first."""
         block, layer = use
         names = self.wanted(block)
+        self._add(use, x, g, this, draw, names)
+        this.added[block] += 1
+        if self.complete is not None and not draw and this.added[block] == this.calls[block]:
+            self.complete(block, this)
+
+    def _add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int, names: list[str]) -> None:
+        block, layer = use
         if draw:
             names = [name for name in names if block.factors[name].of_gradients]
         sums = block.open(names, real(g.dtype))

@@ -1,0 +1,198 @@
+"""Messages over torch.distributed, in a process group of their own."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from natgrad.comm.alone import Alone
+from natgrad.comm.base import Communicator, Message, Pending, broken
+from natgrad.errors import NatgradError, SettingError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+# The private groups under each default group. Communicators over the same ranks share one, as a
+# group costs connections and memory (with NCCL much), and there is no safe time to destroy it.
+_private: "WeakKeyDictionary[ProcessGroup, dict[object, ProcessGroup]]" = WeakKeyDictionary()
+
+
+def initialised() -> bool:
+    """Whether this process knows of others through torch.distributed."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def connect(group: "Communicator | ProcessGroup | DeviceMesh | None" = None) -> Communicator:
+    """The communicator that a user means by ``group``; None is all processes there are."""
+    if isinstance(group, Communicator):
+        return group
+    return Alone() if group is None and not initialised() else ProcessGroups(group)
+
+
+class ProcessGroups(Communicator):
+    """The ranks of a process group, of a device mesh of any shape, or of the default group.
+
+    They are numbered in the order of their ranks in the default group, and must make this object
+    together; others need not take part. Messages travel in a group of their own with the backend
+    and the timeout of ``group``, so they never interleave with those of DDP or FSDP.
+    """
+
+    def __init__(self, group: "ProcessGroup | DeviceMesh | None" = None) -> None:
+        if not initialised():
+            reason = (
+                "is not initialised here: call torch.distributed.init_process_group() first"
+                if dist.is_available()
+                else "this build of torch lacks: install another"
+            )
+            raise SettingError(
+                f"ProcessGroups() needs torch.distributed, which {reason}, or use Alone() for one "
+                "process."
+            )
+        parents, ranks = _members(group)
+        try:
+            self._group = _private_group(parents, ranks)
+        except NatgradError:
+            raise
+        except Exception as error:
+            failure = f"Process {dist.get_rank()} could not make a group of processes {ranks}"
+            raise broken(failure, error) from error
+        self._ranks = ranks
+        super().__init__(dist.get_rank(self._group), len(ranks))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._ranks
+
+    def _exchange(
+        self, send: Tensor, sizes: list[int], receive: list[int], failure: str
+    ) -> Pending:
+        received = send.new_empty(sum(receive))
+        width = send.element_size()
+        # As bytes, as backends do not know every dtype.
+        work = dist.all_to_all_single(
+            received.view(torch.uint8),
+            send.view(torch.uint8),
+            [n * width for n in receive],
+            [n * width for n in sizes],
+            group=self._group,
+            async_op=True,
+        )
+        return Work(work, received, send.dtype, failure, send)
+
+    def _total(self, own: Tensor, dtype: torch.dtype, failure: str) -> Pending:
+        work = dist.all_reduce(own, group=self._group, async_op=True)
+        return Work(work, own, dtype, failure)
+
+    def _gather(self, value: object) -> list[Any]:
+        return _gathered(value, self._group)
+
+
+class Work(Message):
+    def __init__(
+        self, work: Any, received: Tensor, dtype: torch.dtype, failure: str, *buffers: object
+    ) -> None:
+        self._work = work
+        super().__init__(received, dtype, failure, *buffers)
+
+    def _arrived(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def _finish(self) -> None:
+        self._work.wait()
+
+
+def _members(group: object) -> tuple[list["ProcessGroup"], tuple[int, ...]]:
+    """Groups that together connect all members, and the members' ranks in the default group."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if isinstance(group, DeviceMesh):
+        if group.get_coordinate() is None:
+            raise SettingError(f"{_outside('device mesh')}.")
+        parents = group.get_all_groups()
+        ranks = group.mesh.flatten().tolist()
+    elif group is None or isinstance(group, dist.ProcessGroup):
+        parents = [_everyone() if group is None else group]
+        try:
+            ranks = dist.get_process_group_ranks(parents[0])
+        except KeyError:
+            raise SettingError(
+                "group is a process group that torch.distributed does not know, so it was "
+                "destroyed: pass a new one."
+            ) from None
+    elif group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise SettingError(f"{_outside('process group')}.")
+    else:
+        raise SettingError(
+            f"group is a {type(group).__name__} but must be a ProcessGroup, a DeviceMesh or None: "
+            "pass one made by torch.distributed."
+        )
+    return parents, tuple(sorted(ranks))
+
+
+def _everyone() -> "ProcessGroup":
+    world = dist.group.WORLD
+    assert world is not None
+    return world
+
+
+def _outside(kind: str) -> str:
+    return (
+        f"Process {dist.get_rank()} is not part of the {kind} it was given: pass its own one, or "
+        "leave it out there"
+    )
+
+
+def _private_group(parents: Sequence["ProcessGroup"], ranks: tuple[int, ...]) -> "ProcessGroup":
+    """A group of the same kind as ``parents`` that only this module knows."""
+    backend, timeout = _backend(parents[0]), _timeout(parents[0])
+    groups = _private.setdefault(_everyone(), {})
+    key = (ranks, backend, timeout)
+    if key not in groups:
+        some = len(ranks) < dist.get_world_size()  # the others do not know, and must not be needed
+        if some:
+            _align_names(parents, backend)
+        groups[key] = dist.new_group(list(ranks), timeout, backend, use_local_synchronization=some)
+    return groups[key]
+
+
+def _align_names(parents: Sequence["ProcessGroup"], backend: str) -> None:
+    """Make the members agree on the name of their next group.
+
+    A group that not all processes make is named after its ranks and the number of groups its
+    process knows. Where that number differs the members would wait for each other under different
+    names, until the timeout; those that know fewer groups therefore make some of their own.
+    """
+    known = len(dist.distributed_c10d._world.pg_names)
+    most = known
+    for parent in parents:  # along one dimension of a mesh after the other
+        most = max(_gathered(most, parent))
+    for _ in range(most - known):
+        dist.new_group([dist.get_rank()], None, backend, use_local_synchronization=True)
+
+
+def _gathered(value: object, group: "ProcessGroup") -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _backend(group: "ProcessGroup") -> str:
+    backend = str(dist.get_backend(group))
+    # Not named when the group was made, so torch chose one a device.
+    return dist.get_backend_config(group) if backend == dist.Backend.UNDEFINED else backend
+
+
+def _timeout(group: "ProcessGroup") -> timedelta | None:
+    """How long ``group`` waits for others, or None for torch's default where it does not say."""
+    for device in group._device_types:
+        try:
+            timeout: timedelta = group._get_backend(device).options._timeout
+        except (AttributeError, RuntimeError):
+            continue
+        return timeout
+    return None

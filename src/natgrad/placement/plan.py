@@ -1,0 +1,307 @@
+"""What every rank does, as frozen data on three clocks: update factors, refresh their inverses,
+apply them. The executor runs it, the simulator prices it, a reader prints or draws it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from natgrad.placement import picture, table
+from natgrad.placement.cost import CostModel, Flops
+from natgrad.placement.ops import (
+    ApplyOp,
+    Decompose,
+    FactorId,
+    Gather,
+    Message,
+    Op,
+    Precondition,
+    Reduce,
+    ReduceGradient,
+    RefreshOp,
+    Return,
+    Share,
+    TotalGradients,
+)
+from natgrad.placement.world import World
+from natgrad.specs import BlockSpec, FactorSpec, Ranks
+from natgrad.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+
+class Flows(NamedTuple):
+    """Bytes by rank."""
+
+    sent: list[int]
+    received: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Bytes that one rank sends to others: for factors at an update, for inverses at a refresh of
+    all factors, for gradients at every step. An all-reduce of n bytes counts 2 (W - 1) / W n."""
+
+    factors: int
+    inverses: int
+    gradients: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes that live on one rank."""
+
+    factors: int
+    inverses: int
+
+    @property
+    def total(self) -> int:
+        return self.factors + self.inverses
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations of one rank: at a refresh of all factors, and at every step."""
+
+    decompose: float
+    precondition: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All ranks have the same plan, with the ops in the same order."""
+
+    strategy: str
+    world: World
+    blocks: tuple[BlockSpec, ...]
+    update: tuple[Reduce, ...]
+    refresh: tuple[RefreshOp, ...]
+    apply: tuple[ApplyOp, ...]
+
+    @property
+    def world_size(self) -> int:
+        return self.world.size
+
+    @cached_property
+    def block(self) -> Mapping[str, BlockSpec]:
+        return {block.name: block for block in self.blocks}
+
+    @cached_property
+    def factors(self) -> Mapping[FactorId, FactorSpec]:
+        return {(block.name, name): spec for block in self.blocks for name, spec in block.factors}
+
+    # Who has what.
+
+    @cached_property
+    def workers(self) -> Mapping[str, Ranks]:
+        """Who preconditions a block."""
+        return {op.block: op.ranks for op in self.apply if isinstance(op, Precondition)}
+
+    @cached_property
+    def decomposers(self) -> Mapping[FactorId, Ranks]:
+        return {op.factor: op.ranks for op in self.refresh if isinstance(op, Decompose)}
+
+    @cached_property
+    def keepers(self) -> Mapping[FactorId, Ranks]:
+        """Where a factor's running average lives: where it is added up, or else used."""
+        kept = {op.factor: op.to for op in self.update}
+        for block in self.blocks:
+            for name, _ in block.factors:
+                used = block.decomposed[0] if name in block.merged else name
+                if name in block.in_basis:
+                    kept.setdefault((block.name, name), self.workers[block.name])
+                else:
+                    kept.setdefault((block.name, name), self.decomposers[block.name, used])
+        return kept
+
+    @cached_property
+    def holders(self) -> Mapping[FactorId, Ranks]:
+        """Where the parts of a decomposition live. Those of a factor in the basis of others are its
+        own numbers, at hand where it is kept."""
+        held: dict[FactorId, set[int]] = {f: set(ranks) for f, ranks in self.decomposers.items()}
+        for op in self.refresh:
+            if isinstance(op, Share):
+                held[op.factor].update(op.to)
+        for block in self.blocks:
+            for name in block.in_basis:
+                held[block.name, name] = set(self.keepers[block.name, name])
+        return {factor: tuple(sorted(ranks)) for factor, ranks in held.items()}
+
+    @cached_property
+    def _kept(self) -> list[Kept]:
+        factors, inverses = [0] * self.world_size, [0] * self.world_size
+        for factor, spec in self.factors.items():
+            for rank in self.keepers[factor]:
+                factors[rank] += spec.numel * self.world.kept_factor_bytes
+            for rank in self.holders.get(factor, ()):
+                inverses[rank] += spec.parts * self.world.kept_inverse_bytes
+        return [Kept(*both) for both in zip(factors, inverses, strict=True)]
+
+    def memory(self, rank: int) -> Kept:
+        return self._kept[rank]
+
+    def work(self, rank: int, cost: CostModel | None = None) -> Work:
+        cost, joint = cost or Flops(), self.world.joint
+        return Work(
+            sum(
+                cost.decompose(self.factors[factor], joint)
+                for factor, ranks in self.decomposers.items()
+                if rank in ranks
+            ),
+            sum(
+                cost.precondition(self.block[name], joint)
+                for name, ranks in self.workers.items()
+                if rank in ranks
+            ),
+        )
+
+    # What travels.
+
+    def numbers(self, op: Op) -> int:
+        """In one copy of what an op sends, without the KL clip's number; 0 if it sends nothing."""
+        match op:
+            case Reduce(factor):
+                return self.factors[factor].on_wire
+            case Share(factor):
+                return self.factors[factor].parts
+            case ReduceGradient(name):
+                return self.block[name].numel
+            case Gather(name, int(piece)) | Return(name, int(piece)):
+                return self.block[name].pieces[piece].numel
+            case TotalGradients(names):
+                return sum(self.block[name].numel for name in names)
+            case _:
+                return 0
+
+    def number_bytes(self, op: Op) -> int:
+        """On the wire."""
+        match op:
+            case Reduce():
+                return self.world.factor_bytes
+            case Share():
+                return self.world.inverse_bytes
+            case _:
+                return self.world.gradient_bytes
+
+    def cut(self, ops: Iterable[AnyOp]) -> tuple[tuple[AnyOp, ...], ...]:
+        """The ops of one exchange each: one copy of all they send is at most ``bucket_bytes``."""
+        cuts: list[list[AnyOp]] = []
+        room = -1
+        for op in ops:
+            size = self.numbers(op) * self.number_bytes(op)
+            if size > room or not cuts:
+                cuts.append([])
+                room = self.world.bucket_bytes
+            cuts[-1].append(op)
+            room -= size
+        return tuple(map(tuple, cuts))
+
+    @cached_property
+    def buckets(self) -> tuple[tuple[FactorId, ...], ...]:
+        """The factors of one exchange each, in the order in which a backward pass ends them."""
+        return tuple(tuple(op.factor for op in ops) for ops in self.cut(self.update))
+
+    @cached_property
+    def clipped(self) -> Mapping[Return, frozenset[int]]:
+        """The ranks to which a piece is the first of its block, so that the KL clip's number comes
+        with it, whatever the exchange."""
+        served: dict[str, set[int]] = {block.name: set() for block in self.blocks}
+        first = {}
+        for op in self.apply:
+            if isinstance(op, Return):
+                first[op] = frozenset(op.to) - served[op.block]
+                served[op.block].update(op.to)
+        return first
+
+    def messages(self, ops: Iterable[Op]) -> Iterator[Message]:
+        """Everything that ops send from rank to rank, in the order of the ops, and of the ranks
+        within each of them. What an all-reduce sends is left to it."""
+        for op in ops:
+            numel = self.numbers(op)
+            match op:
+                case Reduce(_, to) | ReduceGradient(_, to):
+                    pairs = ((source, rank) for source in self.world.ranks for rank in to)
+                    yield from (Message(op, *pair, numel) for pair in pairs if pair[0] != pair[1])
+                case Share(_, source, to) | Gather(_, _, source, to):
+                    yield from (Message(op, source, rank, numel) for rank in to)
+                case Return(_, _, source, to):
+                    for rank in to:
+                        clip = rank in self.clipped[op]
+                        yield Message(op, source, rank, numel + clip, clip)
+                case _:
+                    pass
+
+    def flows(self, ops: Iterable[Op]) -> Flows:
+        """The bytes of all messages by rank, without the millions of messages of a large world."""
+        sent, received, everyone = [0] * self.world_size, [0] * self.world_size, 0
+        for op in ops:
+            each = self.number_bytes(op)
+            size = self.numbers(op) * each
+            match op:
+                case Reduce(_, to) | ReduceGradient(_, to):
+                    everyone += size * len(to)
+                    for rank in to:
+                        sent[rank] -= size
+                        received[rank] += size * (self.world_size - 1)
+                case Share(_, source, to) | Gather(_, _, source, to) | Return(_, _, source, to):
+                    sent[source] += size * len(to)
+                    for rank in to:
+                        received[rank] += size
+                case _:
+                    pass
+            if isinstance(op, Return):
+                sent[op.source] += each * len(self.clipped[op])
+                for rank in self.clipped[op]:
+                    received[rank] += each
+        return Flows([own + everyone for own in sent], received)
+
+    def all_reduced(self, other_numbers: int = 0) -> int:
+        """Bytes of gradients that are added up by an all-reduce at every step; ``other_numbers``
+        are in gradients of no block, which a plan leaves alone unless they are local."""
+        if not self.world.gradients_are_local or self.world_size == 1:
+            return 0
+        numbers = sum(self.numbers(op) for op in self.apply if isinstance(op, TotalGradients))
+        return (numbers + other_numbers) * self.world.gradient_bytes
+
+    def sent(self, rank: int, other_numbers: int = 0) -> Sent:
+        """``other_numbers`` as in `all_reduced`."""
+        return self.sent_by_all(other_numbers)[rank]
+
+    def sent_by_all(self, other_numbers: int = 0) -> list[Sent]:
+        """`sent` of every rank."""
+        reduced = 2 * (self.world_size - 1) * self.all_reduced(other_numbers) / self.world_size
+        flows = zip(*(self.flows(ops).sent for ops in self._clocks), strict=True)
+        return [Sent(update, refresh, apply + reduced) for update, refresh, apply in flows]
+
+    @property
+    def _clocks(self) -> tuple[Sequence[Op], ...]:
+        return self.update, self.refresh, self.apply
+
+    # Other readers.
+
+    def fingerprint(self) -> int:
+        """Equal plans, equal numbers; fits an int64."""
+        digest = hashlib.sha256(repr(self).encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
+
+    def table(self) -> Table:
+        """Which ranks keep, decompose, hold and apply every factor."""
+        return table.by_factor(self)
+
+    def by_rank(self) -> Table:
+        """What every rank keeps, sends and computes."""
+        return table.by_rank(self)
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n\n{self.by_rank()}"
+
+    def draw(self, path: str | PathLike[str] | None = None) -> Figure:
+        """A picture of ranks and blocks, also written to ``path``."""
+        return picture.draw(self, path)

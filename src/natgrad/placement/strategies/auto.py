@@ -1,0 +1,61 @@
+"""The cheapest placement that fits into memory, by simulation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from natgrad.errors import SettingError
+from natgrad.placement.checks import check_positive
+from natgrad.placement.cost import CostModel, Flops
+from natgrad.placement.plan import Plan
+from natgrad.placement.simulator import simulate
+from natgrad.placement.strategies.base import Strategy
+from natgrad.placement.strategies.hybrid import Hybrid, divisors
+from natgrad.placement.strategies.reduce_scatter import ReduceScatter
+from natgrad.placement.world import Cluster, World
+from natgrad.specs import BlockSpec
+from natgrad.tables import bytes_text
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """All of `Hybrid`, and `ReduceScatter` if gradients are local, on ``cluster``.
+
+    ``memory_limit``: bytes of factors and inverses that a rank may keep; ``None`` is the memory of
+    the cluster, if that is given."""
+
+    memory_limit: float | None = None
+    cluster: Cluster = field(default=Cluster(), kw_only=True)
+    cost: CostModel = field(default=Flops(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.memory_limit is not None:
+            check_positive(self, "memory_limit")
+
+    def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
+        strategies: list[Strategy] = [
+            Hybrid(workers / world.size, cost=self.cost) for workers in divisors(world.size)
+        ]
+        if world.gradients_are_local and world.size > 1:
+            strategies.append(ReduceScatter(cost=self.cost))
+        limit = self.cluster.memory if self.memory_limit is None else self.memory_limit
+        best: tuple[float, int, Plan] | None = None
+        least: tuple[int, str] | None = None
+        for strategy in strategies:
+            plan = strategy(blocks, world)
+            times = simulate(plan, self.cluster, self.cost)
+            needed = max(times.memory)
+            if least is None or needed < least[0]:
+                least = needed, plan.strategy
+            if limit is None or needed <= limit:
+                seconds = times.step_seconds(world.update_every, world.refresh_every)
+                if best is None or (seconds, needed) < best[:2]:
+                    best = seconds, needed, plan
+        if best is None:
+            assert limit is not None
+            assert least is not None
+            raise SettingError(
+                f"Auto may keep {bytes_text(limit)} per rank, but the least that any placement "
+                f"needs is {bytes_text(least[0])}, by {least[1]}: raise memory_limit to that, use "
+                "more ranks, or a structure that keeps less for the largest layers."
+            )
+        return replace(best[2], strategy=f"Auto: {best[2].strategy}")

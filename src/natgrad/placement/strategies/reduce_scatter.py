@@ -1,0 +1,30 @@
+"""Osawa's five stages after the forward pass (O5 to O8): contributions to factors and gradients go
+to the owners of layers alone, and preconditioned gradients come back from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from natgrad.placement.cost import CostModel, Flops
+from natgrad.placement.plan import Plan
+from natgrad.placement.strategies.base import Duty, assemble, join_idle
+from natgrad.placement.strategies.hybrid import grid
+from natgrad.placement.world import World
+from natgrad.specs import BlockSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """`MemOpt` that also adds up local gradients, at the owners only. Ranks that outnumber the
+    blocks own one together with others, and compute it redundantly (O8)."""
+
+    cost: CostModel = field(default=Flops(), kw_only=True)
+
+    def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
+        owners = [list(duty.workers) for duty in grid(blocks, world, 1, self.cost)]
+        busy = {rank for ranks in owners for rank in ranks}
+        join_idle([r for r in world.ranks if r not in busy], owners, [b.numel for b in blocks])
+        duties = []
+        for block, ranks in zip(blocks, owners, strict=True):
+            everyone = tuple(sorted(ranks))
+            duties.append(Duty(everyone, dict.fromkeys(block.decomposed, everyone)))
+        return assemble("ReduceScatter()", blocks, world, duties, scatters=True)

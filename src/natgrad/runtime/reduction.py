@@ -1,0 +1,209 @@
+"""Sums of all ranks, brought together at the ranks that keep a factor.
+
+    A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r samples_r
+
+Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
+all ranks, and are waited for at the step.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from natgrad.comm.base import Pending
+from natgrad.placement.ops import FactorId, Message, Reduce
+from natgrad.runtime.blocks import Block, News
+from natgrad.runtime.team import Shipment, Team
+
+Wanted = Callable[[Block], list[str]]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Over all ranks. ``counts``: terms in the sums of each factor, wherever they are kept."""
+
+    samples: int
+    even: bool  # all ranks saw equally many
+    passes: int
+    counts: dict[FactorId, float]
+    gradients: dict[str, int]  # how many ranks have the gradients of a block
+
+    def none_of(self, block: Block, names: Iterable[str]) -> bool:
+        return not any(self.counts.get((block.name, name)) for name in names)
+
+
+@dataclass
+class Flight:
+    """A bucket on its way, with this rank's own share and the scale that all shares had here."""
+
+    ops: tuple[Reduce, ...]
+    shipment: Shipment
+    pending: Pending
+    own: dict[FactorId, Tensor]
+    scale: float
+    counts: dict[FactorId, int] = field(default_factory=dict)
+
+
+class Reducer:
+    """One update's way from local sums to what is folded into running averages."""
+
+    def __init__(self, team: Team, wanted: Wanted, scale: Callable[[], float]) -> None:
+        self.team, self.wanted, self.scale = team, wanted, scale
+        plan = team.plan
+        self.buckets = plan.cut(plan.update)
+        self.reduced = {op.factor for op in plan.update}
+        self._where: dict[str, set[int]] = {}
+        for index, ops in enumerate(self.buckets):
+            for op in ops:
+                self._where.setdefault(op.factor[0], set()).add(index)
+        self._of = [{op.factor[0] for op in ops} for ops in self.buckets]
+        self._shipments: dict[tuple[Reduce, ...], Shipment] = {}
+        self.flights: list[Flight] = []
+        self._done: set[str] = set()
+        self._next = 0
+        self._pass: object = None
+
+    def forget(self) -> None:
+        """Begin a new step. What is still on its way must arrive, as all ranks sent it."""
+        for flight in self.flights:
+            flight.pending.wait()
+        self.flights, self._done, self._next, self._pass = [], set(), 0, None
+
+    def complete(self, block: Block, this: object) -> None:
+        """No more will come to the sums of a block in this pass: send what can be sent.
+
+        Only one pass of a step does so. What others add is found at the step, by all ranks."""
+        self._pass = self._pass or this
+        if this is not self._pass or not self.scale():
+            return
+        self._done.add(block.name)
+        while self._next < len(self.buckets) and self._of[self._next] <= self._done:
+            self._launch(self._next)
+            self._next += 1
+
+    def finish(self, samples: int | None, passes: int) -> tuple[Totals, dict[Block, News]]:
+        """What this rank folds, of all ranks' sums since the last step."""
+        blocks, scale = self.team.blocks.values(), self.scale()
+        if self.team.alone:
+            counts = {(b.name, n): float(s.count) for b in blocks for n, s in b.sums.items()}
+            totals = Totals(samples or 0, True, passes, counts, {})
+            return totals, {block: self._local(block, totals, scale) for block in blocks}
+        for index in range(self._next, len(self.buckets)):
+            self._launch(index)
+        totals, late = self._totals(samples or 0, passes)
+        if late:  # at some rank a pass came after its sums had left
+            for index in range(len(self.buckets)):
+                self._launch(index)
+            totals, _ = self._totals(samples or 0, passes)
+        news: dict[Block, News] = {block: {} for block in blocks}
+        for (name, factor), total in self._arrivals(scale).items():
+            block = self.team.blocks[name]
+            divisor = totals.samples
+            if not block.factors[factor].of_gradients:
+                divisor = int(totals.counts[name, factor])
+            if divisor and totals.counts[name, factor]:
+                news[block][factor] = (total, 1.0 / divisor)
+        for block in blocks:  # what does not travel: the owner's own batch stands for all
+            own = {n for n in self.team.keeps[block] if (block.name, n) not in self.reduced}
+            block.sums = {n: s for n, s in block.sums.items() if n in own}
+            counts = {(block.name, n): float(s.count) for n, s in block.sums.items()}
+            here = Totals(samples or 0, True, passes, counts, {})
+            news[block] |= self._local(block, here, scale)
+        return totals, news
+
+    def _local(self, block: Block, totals: Totals, scale: float) -> News:
+        sums, block.sums = block.sums, {}
+        return {
+            name: (
+                total.kept,
+                scale**2 / totals.samples
+                if block.factors[name].of_gradients
+                else 1.0 / total.count,
+            )
+            for name, total in sums.items()
+            if total.count and totals.samples
+        }
+
+    def _launch(self, index: int) -> None:
+        """Send the sums of a bucket, zeros where there are none: other ranks wait for them."""
+        ops = tuple(op for op in self.buckets[index] if op.factor[1] in self._wanted(op))
+        if not ops:
+            return
+        if ops not in self._shipments:
+            self._shipments[ops] = Shipment(self.team, ops)
+        shipment, scale = self._shipments[ops], self.scale()
+        shares, counts = {}, {}
+        for op in ops:
+            block, name = self.team.blocks[op.factor[0]], op.factor[1]
+            own = block.sums.pop(name, None)
+            counts[op.factor] = 0 if own is None else own.count
+            shares[op.factor] = self._share(block, name, None if own is None else own.kept, scale)
+
+        def payload(message: Message) -> Tensor:
+            assert isinstance(message.op, Reduce)
+            return shares[message.op.factor]
+
+        pending = shipment.send(payload, self.team.wire_dtype, "factors")
+        own_shares = {op.factor: shares[op.factor] for op in ops if self.team.rank in op.to}
+        self.flights.append(Flight(ops, shipment, pending, own_shares, scale, counts))
+
+    def _wanted(self, op: Reduce) -> list[str]:
+        return self.wanted(self.team.blocks[op.factor[0]])
+
+    def _share(self, block: Block, name: str, kept: Tensor | None, scale: float) -> Tensor:
+        form = block.forms[name]
+        size = form.sent if self.team.wire.packed else form.numel
+        if kept is None:
+            return torch.zeros(size, dtype=self.team.wire_dtype, device=block.device)
+        share = form.pack(kept) if self.team.wire.packed else kept
+        if block.factors[name].of_gradients:
+            share = share * scale**2
+        return share.to(self.team.wire_dtype)
+
+    def _totals(self, samples: int, passes: int) -> tuple[Totals, bool]:
+        """One small sum of everything that all ranks must know, and whether there are sums that
+        have not left."""
+        blocks = list(self.team.blocks.values())
+        counts: dict[FactorId, float] = {(b.name, n): 0.0 for b in blocks for n in b.factors}
+        for flight in self.flights:
+            for factor, count in flight.counts.items():
+                counts[factor] += count
+        for block in blocks:
+            for name, total in block.sums.items():
+                if (block.name, name) not in self.reduced and name in self.team.keeps[block]:
+                    counts[block.name, name] += total.count
+        present = [float(all(p.grad is not None for p in b.parameters)) for b in blocks]
+        late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
+        mine = [float(samples), float(samples) ** 2, float(passes), float(late), *present]
+        n, squares, all_passes, any_late, *rest = self.team.total([*mine, *counts.values()]).tolist()
+        totals = Totals(
+            int(n),
+            abs(squares * self.team.size - n * n) < 0.5,
+            int(all_passes),
+            dict(zip(counts, rest[len(blocks) :], strict=True)),
+            {b.name: int(k) for b, k in zip(blocks, rest[: len(blocks)], strict=True)},
+        )
+        return totals, bool(any_late)
+
+    def _arrivals(self, scale: float) -> dict[FactorId, Tensor]:
+        """Shares added up in the order of the ranks, so that every keeper gets the same sum."""
+        found: dict[FactorId, Tensor] = {}
+        for flight in self.flights:
+            shares = {factor: {self.team.rank: own} for factor, own in flight.own.items()}
+            for message, data in flight.shipment.arrived(flight.pending):
+                assert isinstance(message.op, Reduce)
+                shares[message.op.factor][message.source] = data
+            for factor, by_rank in shares.items():
+                block, name = self.team.blocks[factor[0]], factor[1]
+                total = torch.zeros_like(by_rank[self.team.rank], dtype=self.team.sum_dtype)
+                for rank in sorted(by_rank):
+                    total += by_rank[rank]
+                if block.factors[name].of_gradients and flight.scale != scale:
+                    total *= (scale / flight.scale) ** 2  # more samples came after it had left
+                if self.team.wire.packed:
+                    total = block.forms[name].unpack(total)
+                found[factor] = found[factor] + total if factor in found else total
+        self.flights = []
+        return found

@@ -1,0 +1,106 @@
+"""From the sums of a step's backward passes to running averages, and what is amiss with them."""
+
+import torch
+from torch import Tensor
+
+from natgrad.comm.layouts import local
+from natgrad.curvature.fisher import Fisher
+from natgrad.errors import CaptureError
+from natgrad.runtime.blocks import Block
+from natgrad.runtime.capture import Capture
+from natgrad.runtime.factors import Estimate
+from natgrad.runtime.reduction import Reducer
+from natgrad.runtime.settings import Clocks, Values
+from natgrad.runtime.statistics import Statistics
+from natgrad.runtime.team import Team
+
+
+class Update:
+    """Called at every step that updates factors."""
+
+    def __init__(
+        self,
+        team: Team,
+        reducer: Reducer,
+        capture: Capture,
+        statistics: Statistics,
+        curvature: Fisher,
+        clocks: Clocks,
+    ) -> None:
+        self.team, self.reducer, self.capture = team, reducer, capture
+        self.statistics, self.curvature, self.clocks = statistics, curvature, clocks
+
+    def __call__(self, step: int, now: Values, samples: int | None) -> list[str]:
+        """Now that the number of samples is known. Returns what is amiss, a sentence each."""
+        for this in self.capture.passes:
+            self.statistics.flush(this)
+        totals, news = self.reducer.finish(samples, len(self.capture.passes))
+        if not totals.samples and totals.passes:  # an empty batch says nothing of the curvature
+            return []
+        blocks = list(self.team.blocks.values())
+        if not totals.samples or not any(totals.counts.values()):
+            self._complain_of_silence(step, blocks)
+            return []
+        estimates = [block.estimate(news[block]) for block in blocks]
+        for block, estimate, fits in zip(blocks, estimates, self._fit(estimates), strict=True):
+            block.dropped += ~fits
+            if estimate is not None:
+                block.fold(estimate, fits, now.decay)
+        self.clocks.mark(step, self.clocks.due(step))
+        problems = [
+            _silence(block)
+            for block in blocks
+            if (wanted := self.reducer.wanted(block))
+            and totals.none_of(block, wanted)
+            and _has_moved(block)
+        ]
+        if not totals.even and not self.team.plan.world.gradients_are_local:
+            problems.append(_UNEVEN)
+        return problems
+
+    def _fit(self, estimates: list[Estimate | None]) -> Tensor:
+        """Whether each block's estimates are numbers, wherever its factors are kept: no rank may
+        fold what another one drops."""
+        device = next(iter(self.team.blocks.values())).device
+        bad = torch.stack(
+            [
+                torch.zeros((), device=device)
+                if estimate is None
+                else (~estimate.finite).to(device, torch.float32)
+                for estimate in estimates
+            ]
+        )
+        return (bad if self.team.alone else self.team.total(bad)) == 0
+
+    def _complain_of_silence(self, step: int, blocks: list[Block]) -> None:
+        if all(p.grad is None for block in blocks for p in block.parameters):
+            return
+        if self.curvature.observes:
+            why = f"{self.curvature!r} saw no output: call kfac.observe(output) before backward()"
+        elif self.capture.skipped:
+            why = "the backward pass ran with create_graph=True: take that away on this step"
+        else:
+            why = (
+                "no layer that KFAC watches was called: call the model that KFAC was given, and do "
+                "not compile a function around it"
+            )
+        raise CaptureError(f"There are gradients at step {step} but no statistics, as {why}.")
+
+
+def _has_moved(block: Block) -> bool:
+    """Whether there is a gradient for this block that is not 0."""
+    return any(p.grad is not None and bool(local(p.grad).any()) for p in block.parameters)
+
+
+def _silence(block: Block) -> str:
+    return (
+        f"{block.kind} {block.name!r} has a gradient but gave no statistics, so its curvature is "
+        "not updated. Call the module itself, not a function of its weight, and compile modules, "
+        "not functions that call them."
+    )
+
+
+_UNEVEN = (
+    "The ranks saw batches of different sizes. Curvature counts every sample once, but DDP and FSDP "
+    "count every rank once: give all ranks equally many samples, or weight their losses."
+)

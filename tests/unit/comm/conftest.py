@@ -1,0 +1,5 @@
+"""Communicators need ranks too."""
+
+from distributed.conftest import world
+
+__all__ = ["world"]

@@ -1,0 +1,251 @@
+"""What a plan says about itself: bytes, memory, work, exchanges, fingerprint."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+
+from natgrad.placement import (
+    CommOpt,
+    Gather,
+    Hybrid,
+    Local,
+    MemOpt,
+    Reduce,
+    ReduceScatter,
+    Return,
+    Share,
+    Work,
+    World,
+)
+from unit.placement.networks import (
+    LAYOUTS,
+    diagonal,
+    ekfac,
+    linear,
+    mixed,
+    mlp,
+    norm,
+    resnet50,
+    sharded,
+    tied,
+    triangle,
+)
+from unit.placement.oracle import of
+
+STRATEGIES = (MemOpt(), Hybrid(0.5), CommOpt(), ReduceScatter(), Local())
+
+
+def plans(size=4, **world):
+    for strategy, layout in product(STRATEGIES, LAYOUTS):
+        yield strategy(mixed(size, layout), World(size, **world))
+
+
+class TestSent:
+    def test_by_hand(self):
+        """2 ranks, one layer 3 x 2 with a bias, one owner."""
+        world = World(2, factor_bytes=2, inverse_bytes=8, gradient_bytes=4)
+        plan = MemOpt()([linear("one", 3, 2, 2)], world)
+        assert plan.sent(0).factors == 0  # the owner
+        assert plan.sent(1).factors == (6 + 6) * 2  # triangles of 3 x 3
+        assert plan.sent(0).gradients == (3 * 2 + 3 + 1) * 4  # weight, bias, KL clip
+        assert plan.sent(1).gradients == 0
+        shared = CommOpt()([linear("one", 3, 2, 2)], world)
+        assert [shared.sent(r).inverses for r in (0, 1)] == [(9 + 3) * 8] * 2
+
+    def test_by_hand_if_sharded(self):
+        """Two rows at rank 0, one row at rank 1, and the owner is rank 0."""
+        plan = MemOpt()([linear("one", 3, 2, 2, sharded, bias=False)], World(2))
+        assert plan.workers["one"] == (0,)
+        assert plan.sent(1).gradients == 2 * 4  # gathered
+        assert plan.sent(0).gradients == (2 + 1) * 4  # returned, with the KL clip
+
+    def test_local_gradients_are_all_reduced_first(self):
+        blocks = mlp(4)
+        numbers = sum(b.numel for b in blocks)
+        plan = CommOpt()(blocks, World(4, gradients_are_local=True))
+        assert plan.sent(2).gradients == 2 * 3 * numbers * 4 / 4
+        assert plan.sent(2, other_numbers=5).gradients == 2 * 3 * (numbers + 5) * 4 / 4
+
+    def test_others_are_left_alone_if_their_gradients_are_not_local(self):
+        assert CommOpt()(mlp(4), World(4)).sent(0, other_numbers=5).gradients == 0
+
+    def test_packed_factors_weigh_half(self):
+        """O10."""
+        blocks = [linear("one", 100, 100, 2, bias=False)]
+        plan = CommOpt()(blocks, World(2))
+        assert sum(plan.sent(r).factors for r in (0, 1)) == 2 * 100 * 101 // 2 * 4
+
+
+class TestMessages:
+    def test_are_what_is_sent(self):
+        for plan in plans(gradient_bytes=2, inverse_bytes=8):
+            for ops, size in ((plan.update, 4), (plan.refresh, 8), (plan.apply, 2)):
+                sent, received = [0] * 4, [0] * 4
+                for message in plan.messages(ops):
+                    assert message.source != message.to
+                    sent[message.source] += message.numel * size
+                    received[message.to] += message.numel * size
+                assert plan.flows(ops) == (sent, received)
+
+    def test_are_the_same_in_however_many_exchanges(self):
+        for plan in plans(bucket_bytes=50):
+            returns = of(plan.apply, Return)
+            cuts = [m for ops in plan.cut(returns) for m in plan.messages(ops)]
+            assert cuts == list(plan.messages(returns))
+
+    def test_come_in_the_order_of_the_ops(self):
+        for plan in plans():
+            for ops in (plan.update, plan.refresh, plan.apply):
+                order = [ops.index(message.op) for message in plan.messages(ops)]
+                assert order == sorted(order)
+
+    def test_the_clip_rides_with_the_first_piece_of_a_block_that_a_rank_gets(self):
+        plan = MemOpt()([linear("one", 8, 2, 4)], World(4))
+        weight, bias = of(plan.apply, Return)
+        first, second = (list(plan.messages([op])) for op in (weight, bias))
+        assert [(m.numel, m.clip) for m in first] == [(17, True)] * 3
+        assert [(m.numel, m.clip) for m in second] == [(8, False)] * 3  # also by itself
+        both = list(plan.messages([weight, bias]))
+        assert [(m.numel, m.clip) for m in both] == [(17, True)] * 3 + [(8, False)] * 3
+
+    def test_a_rank_that_holds_nothing_gets_the_clip_alone(self):
+        plan = MemOpt()([norm("one", 2, 4, sharded)], World(4))  # ranks 2 and 3 hold nothing
+        assert [op for op in of(plan.apply, Return) if op.piece is None] == [
+            Return("one", None, 0, (2, 3))
+        ]
+        last = list(plan.messages(plan.apply))[-2:]
+        assert [(m.to, m.numel, m.clip) for m in last] == [(2, 1, True), (3, 1, True)]
+
+
+class TestCut:
+    @pytest.mark.parametrize("limit", [1, 500, 2000, 1 << 30])
+    def test_loses_nothing_and_keeps_to_the_limit(self, limit):
+        for plan in plans(bucket_bytes=limit):
+            for kind in (Reduce, Share, Gather, Return):
+                ops = of((*plan.update, *plan.refresh, *plan.apply), kind)
+                cuts = plan.cut(ops)
+                assert [op for cut in cuts for op in cut] == ops
+                sizes = [[plan.numbers(op) * plan.number_bytes(op) for op in cut] for cut in cuts]
+                assert all(sum(cut) <= limit or len(cut) == 1 for cut in sizes)
+                for one, two in pairwise(sizes):
+                    assert sum(one) + two[0] > limit, "cut too early"
+
+    def test_of_nothing_is_nothing(self):
+        assert MemOpt()(mlp(2), World(2)).cut([]) == ()
+
+    def test_buckets_follow_the_backward_pass(self):
+        blocks = mlp(2, depth=3)
+        one = MemOpt()(blocks, World(2))
+        assert one.buckets == (
+            tuple((name, factor) for name in ("l2", "l1", "l0") for factor in "AG"),
+        )
+        each = MemOpt()(blocks, World(2, bucket_bytes=1))
+        assert each.buckets == tuple((factor,) for factor in one.buckets[0])
+
+    def test_bytes_on_the_wire_count(self):
+        blocks = [linear(f"l{i}", 3, 3, 2, bias=False) for i in range(4)]  # 4 x 2 x 6 numbers
+        counts = [
+            len(MemOpt()(blocks, World(2, bucket_bytes=96, factor_bytes=size)).buckets)
+            for size in (2, 4, 8)
+        ]
+        assert counts == [1, 2, 4]
+
+
+class TestMemory:
+    def test_by_hand(self):
+        world = World(2, kept_factor_bytes=2, kept_inverse_bytes=8)
+        plan = MemOpt()([linear("one", 3, 2, 2)], world)
+        assert (plan.memory(0).factors, plan.memory(0).inverses) == (12 * 2, 24 * 8)
+        assert plan.memory(0).total == 12 * 2 + 24 * 8
+        assert plan.memory(1).total == 0
+
+    @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+    def test_a_factor_is_kept_by_whoever_decomposes_it_only(self, strategy):
+        plan = strategy(mlp(4), World(4))
+        numbers = sum(spec.numel for spec in plan.factors.values())
+        assert sum(plan.memory(r).factors for r in range(4)) == 4 * numbers
+
+    def test_inverses_are_held_by_whoever_preconditions(self):
+        for workers in (1, 2, 4):
+            plan = Hybrid(workers / 4)(mlp(4), World(4))
+            parts = sum(spec.parts for spec in plan.factors.values())
+            assert sum(plan.memory(r).inverses for r in range(4)) == 4 * workers * parts
+
+    def test_of_one_rank_is_everything(self):
+        blocks = [ekfac("one", 6, 5, 1), tied("two", 9, 4, 1)]
+        plan = MemOpt()(blocks, World(1))
+        kept = plan.memory(0)
+        assert kept.factors == 4 * sum(spec.numel for spec in plan.factors.values())
+        needed = [("one", "A"), ("one", "G"), ("one", "S"), ("two", "A"), ("two", "G")]
+        assert kept.inverses == 4 * sum(plan.factors[factor].parts for factor in needed)
+
+
+def test_work_by_hand():
+    plan = MemOpt()([linear("one", 3, 2, 2)], World(2))
+    two_sided = 2 * 9 * (3 + 3)
+    assert plan.work(0) == Work(25 * (27 + 27), 2 * two_sided)
+    assert plan.work(1) == Work(0, 0)
+    assert MemOpt()([linear("one", 3, 2, 2)], World(2, joint=False)).work(0) == Work(
+        2 * (27 + 27), two_sided
+    )
+
+
+class TestFingerprint:
+    def test_fits_an_int64(self):
+        assert all(0 <= plan.fingerprint() < 2**63 for plan in plans())
+
+    def test_tells_plans_apart(self):
+        base = MemOpt()(mlp(4), World(4))
+        others = [
+            base,
+            replace(base, update=base.update[::-1]),
+            replace(base, world=World(4, factor_bytes=2)),
+            replace(base, strategy="other"),
+            Hybrid(0.5)(mlp(4), World(4)),
+            MemOpt()(mlp(4, sharded), World(4)),
+            MemOpt()(mlp(4, depth=11), World(4)),
+        ]
+        assert len({plan.fingerprint() for plan in others}) == len(others)
+
+    def test_is_the_same_in_every_process(self):
+        """No set or hash of a string decides anything."""
+        code = (
+            "from natgrad.placement import Hybrid, World; from unit.placement.networks import *; "
+            "print(Hybrid(0.5)(mixed(6, sharded), World(6)).fingerprint())"
+        )
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "12345"}
+        run = [sys.executable, "-c", code]
+        printed = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+        plan = Hybrid(0.5)(mixed(6, sharded), World(6))
+        assert int(printed.stdout) == plan.fingerprint()
+
+
+class TestResNet50:
+    """From shapes alone."""
+
+    def numbers(self, count):
+        blocks = resnet50()
+        assert len(blocks) == 107
+        return round(4 * sum(count(spec) for b in blocks for _, spec in b.factors) / 2**20)
+
+    def test_fisher_with_full_and_with_diagonal_batch_norm(self):
+        """O32."""
+        assert self.numbers(lambda spec: spec.dim**2) == 1017
+        assert self.numbers(lambda s: s.dim if s.diagonal else s.dim**2) == 587
+
+    def test_triangles_are_half_of_it(self):
+        """O10."""
+        assert self.numbers(lambda spec: spec.numel) == 294
+        plan = ReduceScatter()(resnet50(4), World(4))
+        assert round(sum(plan.sent(r).factors for r in range(4)) / 3 / 2**20) == 294
+
+
+def test_specs_of_the_networks_are_packed():
+    assert triangle(5).numel == 15
+    assert diagonal(5).numel == 5

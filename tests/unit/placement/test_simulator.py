@@ -1,0 +1,99 @@
+"""Seconds by hand, and what they must do when the cluster changes."""
+
+from dataclasses import replace
+
+import pytest
+
+from natgrad.placement import (
+    Cluster,
+    CommOpt,
+    Flops,
+    Hybrid,
+    Local,
+    MemOpt,
+    ReduceScatter,
+    Timeline,
+    World,
+    simulate,
+)
+from unit.placement.networks import LAYOUTS, linear, mixed, mlp, resnet50
+
+UNIT = Cluster(flops=1.0, bandwidth=1.0, latency=1000.0)
+STRATEGIES = (MemOpt(), Hybrid(0.5), CommOpt(), ReduceScatter(), Local())
+
+
+def test_one_owner_by_hand():
+    """2 ranks, one layer 3 x 3: rank 1 sends two triangles and gets the gradient back."""
+    times = simulate(MemOpt()([linear("one", 3, 3, 2, bias=False)], World(2)), UNIT)
+    assert times.update == (1000 + 48, 1000 + 48)
+    assert times.refresh == (2 * 25 * 27, 0)
+    start = 4 * 9 * 6 + 1000  # both wait for the owner's products
+    assert times.apply == (start + 40, start + 40)
+    assert times.memory == (4 * (12 + 24), 0)
+
+
+def test_everyone_by_hand():
+    """A at rank 0, G at rank 1, parts both ways, no gradient sent."""
+    times = simulate(CommOpt()([linear("one", 3, 3, 2, bias=False)], World(2)), UNIT)
+    assert times.update == (1000 + 24, 1000 + 24)
+    assert times.refresh == (25 * 27 + 1000 + 48,) * 2
+    assert times.apply == (4 * 9 * 6,) * 2
+
+
+def test_every_bucket_waits_once():
+    blocks = [linear("one", 3, 3, 2, bias=False)]
+    times = simulate(MemOpt()(blocks, World(2, bucket_bytes=24)), UNIT)
+    assert times.update == (2 * 1000 + 48,) * 2
+
+
+def test_an_all_reduce_by_hand():
+    blocks = [linear("one", 3, 3, 2, bias=False)]
+    times = simulate(CommOpt()(blocks, World(2, gradients_are_local=True)), UNIT)
+    assert times.apply == (1000 + 2 * 36 / 2 + 4 * 9 * 6,) * 2
+
+
+def test_an_exchange_takes_as_long_as_the_longer_of_sending_and_receiving():
+    """The owner receives three times what each of the others sends."""
+    times = simulate(MemOpt()([linear("one", 3, 3, 4, bias=False)], World(4)), UNIT)
+    assert times.update == (1000 + 3 * 48, *(1000 + 48,) * 3)
+
+
+def test_one_rank_waits_for_nobody():
+    times = simulate(MemOpt()(mixed(1), World(1)), UNIT)
+    assert times.update == (0.0,)
+    work = MemOpt()(mixed(1), World(1)).work(0)
+    assert times.refresh == pytest.approx((work.decompose,))
+    assert times.apply == pytest.approx((work.precondition,))
+
+
+def test_an_average_step():
+    times = Timeline((20.0, 10.0), (0.0, 100.0), (1.0, 2.0), (0, 0))
+    assert times.step_seconds(update_every=10, refresh_every=50) == 20 / 10 + 100 / 50 + 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_better_cluster_is_faster(strategy, layout):
+    plan, cluster = strategy(mixed(4, layout), World(4)), Cluster(1e6, 1e6, 1e-3)
+    before = simulate(plan, cluster).step_seconds(10, 100)
+    for change in ({"flops": 2e6}, {"bandwidth": 2e6}, {"latency": 1e-4}):
+        assert simulate(plan, replace(cluster, **change)).step_seconds(10, 100) < before
+
+
+def test_more_workers_apply_faster_and_refresh_slower_on_a_slow_network():
+    slow = Cluster(bandwidth=1e7)
+    times = [simulate(Hybrid(k / 8)(resnet50(8), World(8)), slow) for k in (1, 2, 4, 8)]
+    apply, refresh = ([max(getattr(t, name)) for t in times] for name in ("apply", "refresh"))
+    assert apply == sorted(apply, reverse=True)
+    assert refresh == sorted(refresh)
+
+
+def test_decompositions_are_shared_out():
+    one, four = (simulate(MemOpt()(mlp(n), World(n)), Cluster()) for n in (1, 4))
+    assert max(four.refresh) < max(one.refresh) / 3
+
+
+def test_costs_can_be_replaced():
+    plan = MemOpt()(mlp(1), World(1))
+    slow, fast = (simulate(plan, UNIT, Flops(eigen=factor)).refresh[0] for factor in (20, 10))
+    assert slow == pytest.approx(2 * fast)
