@@ -122,7 +122,12 @@ class KFAC:
         self.reducer = Reducer(self.team, self._wanted, self._statistics_scale)
         self._overlap(model)
         self.updating = Update(
-            self.team, self.reducer, self.capture, self.statistics, self.curvature, self.update_clocks
+            self.team,
+            self.reducer,
+            self.capture,
+            self.statistics,
+            self.curvature,
+            self.update_clocks,
         )
         self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)

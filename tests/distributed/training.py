@@ -108,18 +108,16 @@ class Run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         settings = {"update_every": 2, "refresh_every": 2, "kl_clip": 1e-2, **self.kfac}
         terms = 6 if self.network == "lm" and self.reduction == "mean" else 1
-        kfac = KFAC(
-            model, optimizer, reduction=self.reduction, terms_per_sample=terms, **settings
-        )
+        kfac = KFAC(model, optimizer, reduction=self.reduction, terms_per_sample=terms, **settings)
         return kfac, optimizer
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """All parameters, whole."""
     return {
-        name.removeprefix("module."): (
-            p.full_tensor() if hasattr(p, "full_tensor") else p
-        ).detach().clone()
+        name.removeprefix("module."): (p.full_tensor() if hasattr(p, "full_tensor") else p)
+        .detach()
+        .clone()
         for name, p in model.named_parameters()
     }
 

@@ -26,10 +26,15 @@ class Projection(SharedInput[M]):
         self, name: str, module: M, weight: Tensor, bias: Tensor | None, rows: slice | None = None
     ) -> None:
         super().__init__(name, module)
-        self.source = weight
+        self._path = next(path for path, p in module.named_parameters() if p is weight)
         self.weight, self.bias = trainable(weight), trainable(bias)
         self.slice = rows or slice(0, weight.shape[0])
         self._inputs = weight.shape[1]
+
+    @property
+    def source(self) -> Tensor:
+        """The weight that the module computes with: FSDP puts another tensor there meanwhile."""
+        return self.module.get_parameter(self._path)
 
     @property
     def rows(self) -> int:

@@ -50,7 +50,6 @@ def check_choices(curvature: Any, structure: Any, inverse: Any, placement: Any) 
             "object such as natgrad.Kronecker()."
         )
 
-
     if placement is not None and (not callable(placement) or isinstance(placement, type)):
         raise SettingError(
             f"placement is {placement!r} but must be a strategy: pass an object such as "

@@ -62,7 +62,9 @@ class Block:
     def ready(self) -> bool:
         """Whether there is something to precondition with, here or at the ranks that do."""
         return all(
-            name in self.solved for name in self.structure.needs if name not in self.structure.in_basis
+            name in self.solved
+            for name in self.structure.needs
+            if name not in self.structure.in_basis
         )
 
     # Statistics.

@@ -177,7 +177,9 @@ class Reducer:
         present = [float(all(p.grad is not None for p in b.parameters)) for b in blocks]
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
         mine = [float(samples), float(samples) ** 2, float(passes), float(late), *present]
-        n, squares, all_passes, any_late, *rest = self.team.total([*mine, *counts.values()]).tolist()
+        n, squares, all_passes, any_late, *rest = self.team.total(
+            [*mine, *counts.values()]
+        ).tolist()
         totals = Totals(
             int(n),
             abs(squares * self.team.size - n * n) < 0.5,

@@ -1,6 +1,5 @@
 """Which factors are decomposed anew, doing so where the plan says, and sharing the parts."""
 
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor

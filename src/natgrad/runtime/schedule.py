@@ -74,7 +74,9 @@ class Clock:
     the measured error is above its tolerance.
     """
 
-    def __init__(self, interval: int | Schedule | Drift | Staggered, name: str = "interval") -> None:
+    def __init__(
+        self, interval: int | Schedule | Drift | Staggered, name: str = "interval"
+    ) -> None:
         if callable(interval):
             value_at(interval, 0, name, AT_LEAST_ONE)
         elif not isinstance(interval, Drift | Staggered):

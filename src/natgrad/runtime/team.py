@@ -20,7 +20,6 @@ from natgrad.runtime.ranges import check_whole
 from natgrad.runtime.settings import Clocks
 from natgrad.specs import BlockSpec, FactorSpec, Piece
 
-
 Group = Communicator | ProcessGroup | DeviceMesh | None
 
 
