@@ -88,9 +88,9 @@ def add(kept: dict[Tile, Tensor], x: Tensor, geometry: ConvGeometry, alpha: floa
         torch.mm(through.forward, board.flatten(0, 2).mT, out=spectrum)
         # [frequencies, 2 c, rows * images]: other rows of all images are other columns.
         frequencies = spectrum.view(-1, 2 * c, height, len(images))
-        for tiles in groups:
-            spans = [_spans(frequencies, tile, geometry) for tile in tiles]
-            for tile, lags in zip(tiles, _lags(spans, through), strict=True):
+        for group in groups:
+            spans = [_spans(frequencies, tile, geometry) for tile in group]
+            for tile, lags in zip(group, _lags(spans, through), strict=True):
                 kept[tile].add_(lags[:, tile.column_lags[0] + reach :], alpha=alpha)
     for tile, one, other in strips:
         left, _ = _spans(border[columns.index(one)], tile, geometry)

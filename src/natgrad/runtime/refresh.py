@@ -37,7 +37,7 @@ class Refresh:
         for block, names in good.items():
             block.install(parts[block])
             block.solved |= names
-        for block, name in failed:
+        for block, _ in failed:
             block.failures += 1
         return [_sentence(block, name) for block, name in failed]
 

@@ -139,7 +139,7 @@ def weighted_dots(
     bias of a layer may have learning rates of their own."""
     distinct = [{rates(p) for p in blocks[index].parameters} for index in used]
     if len(used) == len(blocks) and all(len(each) == 1 for each in distinct):
-        dots = torch.linalg.vecdot(raw.flatten(1), out.flatten(1)).abs()
+        dots: Tensor = torch.linalg.vecdot(raw.flatten(1), out.flatten(1)).abs()
         squares = torch.tensor([each.pop() ** 2 for each in distinct], dtype=raw.dtype)
         return dots * squares.to(raw.device, non_blocking=True)
     found = []

@@ -31,9 +31,8 @@ class Statistics:
     @torch.no_grad()
     def add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int = 0) -> None:
         """``draw`` counts the gradients of one forward pass; inputs are added with the first."""
-        block, layer = use
-        names = self.wanted(block)
-        self._add(use, x, g, this, draw, names)
+        block, _ = use
+        self._add(use, x, g, this, draw, self.wanted(block))
         this.added[block] += 1
         if self.complete is not None and not draw and this.added[block] == this.calls[block]:
             self.complete(block, this)

@@ -101,6 +101,6 @@ def _silence(block: Block) -> str:
 
 
 _UNEVEN = (
-    "The ranks saw batches of different sizes. Curvature counts every sample once, but DDP and FSDP "
-    "count every rank once: give all ranks equally many samples, or weight their losses."
+    "The ranks saw batches of different sizes. Curvature counts every sample once, but DDP and "
+    "FSDP count every rank once: give all ranks equally many samples, or weight their losses."
 )
