@@ -197,7 +197,7 @@ def test_a_failure_is_tried_again(monkeypatch, inverse, times):
     matrix = symmetric(1, 5, dtype=torch.float32)
     damping = torch.full((1,), DAMPING)
     fail = failing(monkeypatch, inverse, times)
-    parts = contained(inverse, matrix, damping)
+    parts = contained(inverse, matrix.clone, damping)
     assert fail.calls == times + 1
     assert fail.dtypes == [torch.float32] + [torch.float64] * times
     assert all(part.dtype == torch.float32 for part in parts)
@@ -210,7 +210,7 @@ def test_a_failure_is_tried_again(monkeypatch, inverse, times):
 @every
 def test_a_failure_that_stays_gives_nothing(monkeypatch, inverse):
     failing(monkeypatch, inverse, 10**9)
-    assert contained(inverse, symmetric(1, 5), dampings(1)) is None
+    assert contained(inverse, lambda: symmetric(1, 5), dampings(1)) is None
 
 
 @every
@@ -218,21 +218,13 @@ def test_a_failure_that_stays_gives_nothing(monkeypatch, inverse):
 def test_bad_numbers_give_nothing(inverse, bad):
     matrix = symmetric(2, 3)
     matrix[1, 0, 0] = bad
-    assert contained(inverse, matrix, dampings(2)) is None
-
-
-@every
-def test_containing_does_not_touch_the_matrix(inverse):
-    matrix = symmetric(2, 3)
-    before = matrix.clone()
-    contained(inverse, matrix, dampings(2))
-    assert torch.equal(matrix, before)
+    assert contained(inverse, matrix.clone, dampings(2)) is None
 
 
 def test_singular_matrices_without_damping_are_contained():
     matrix = torch.zeros(1, 3, 3, dtype=torch.float64)
     matrix[0, 0, 0] = 1.0
-    (inverse,) = contained(Cholesky(), matrix, dampings(1, 0.0))
+    (inverse,) = contained(Cholesky(), matrix.clone, dampings(1, 0.0))
     assert torch.isfinite(inverse).all()
     assert abs(inverse[0, 0, 0] - 1) < 0.05
 

@@ -1,7 +1,7 @@
 """Decompose a factor once, apply the result often; and what happens when that fails."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import torch
@@ -46,25 +46,33 @@ class Inverse(ABC):
         """How far the parts are from decomposing ``matrix [b, d, d]``, relative; a number."""
 
 
-def contained(inverse: Inverse, matrix: Tensor, damping: Tensor) -> Parts | None:
-    """The parts of ``matrix [b, d, d]``, or ``None`` if nothing helped: one bad factor must neither
-    stop the training nor leave non-finite numbers behind."""
-    if not bool(torch.isfinite(matrix).all()):
+def contained(inverse: Inverse, make: Callable[[], Tensor], damping: Tensor) -> Parts | None:
+    """The parts of ``make() [b, d, d]``, or ``None`` if nothing helped: one bad factor must neither
+    stop the training nor leave non-finite numbers behind.
+
+    Decomposing overwrites the matrix. A second attempt is rare, so it is made anew then instead of
+    being copied every time.
+    """
+    matrix = make()
+    dtype = matrix.dtype
+    if not _finite(matrix):
         return None
-    for attempt, extra in _attempts(matrix, damping):
+    for attempt, extra in _attempts(matrix, make, damping):
         try:
             parts = inverse.decompose(attempt, extra)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             continue
-        if all(bool(torch.isfinite(part).all()) for part in parts):
-            return tuple(part.to(matrix.dtype).contiguous() for part in parts)
+        if all(map(_finite, parts)):
+            return tuple(part.to(dtype).contiguous() for part in parts)
     return None
 
 
-def _attempts(matrix: Tensor, damping: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _attempts(
+    matrix: Tensor, make: Callable[[], Tensor], damping: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """As it is; in float64; then with more and more on the diagonal."""
-    yield matrix.clone(), damping
-    double, extra = matrix.double(), damping.double()
+    yield matrix, damping
+    double, extra = make().double(), damping.double()
     yield double.clone(), extra
     scale = double.diagonal(dim1=1, dim2=2).abs().mean(1).clamp(min=1e-30)
     for relative in (1e-8, 1e-5, 1e-2):
@@ -72,3 +80,8 @@ def _attempts(matrix: Tensor, damping: Tensor) -> Iterator[tuple[Tensor, Tensor]
         raised = double.clone()
         raised.diagonal(dim1=1, dim2=2).add_(more.unsqueeze(1))
         yield raised, extra
+
+
+def _finite(numbers: Tensor) -> bool:
+    """A sum is one pass over memory, where asking every number takes three."""
+    return bool(torch.isfinite(numbers.sum()))

@@ -8,6 +8,7 @@ C x C instead of 81, 6 times less work and 0.36 times the numbers to keep and se
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -239,7 +240,7 @@ class Correlations(Form):
     def dense(self, kept: Tensor) -> Tensor:
         c, taps = self.channels, len(self.geometry.taps)
         rows, columns = torch.triu_indices(taps, taps, device=kept.device)
-        weights = torch.tensor(signs(self.geometry), dtype=kept.dtype, device=kept.device)
+        weights = _weights(self.geometry, kept.dtype, kept.device)
         upper = (weights @ self._blocks(kept).flatten(1)).unflatten(1, (c, c))
         on_diagonal = rows == columns  # products are symmetric up to rounding only
         upper[on_diagonal] = (upper[on_diagonal] + upper[on_diagonal].mT) / 2
@@ -254,11 +255,29 @@ class Correlations(Form):
         return out
 
     def trace(self, kept: Tensor) -> Tensor:
-        rows, columns = torch.triu_indices(*(2 * [len(self.geometry.taps)]))
-        weights = torch.tensor(signs(self.geometry), dtype=kept.dtype)[rows == columns].sum(0)
-        traces = self._blocks(kept).diagonal(dim1=1, dim2=2).sum(1)
-        total = torch.dot(weights.to(kept.device), traces).view(1)
+        total = kept.new_zeros(1)
+        for sign, (tile, view) in zip(
+            _trace_signs(self.geometry), self._views(kept[: self._end]), strict=True
+        ):
+            if sign:  # of its block without a lag, which is the first one
+                assert tile.column_lags[0] == 0
+                total += sign * view[0, :, : self.channels].diagonal().sum()
         return total + kept[-1:] if self.bias else total
+
+
+@lru_cache(maxsize=256)
+def _weights(geometry: ConvGeometry, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``signs`` as a tensor ``[pairs, blocks]``."""
+    return torch.tensor(signs(geometry), dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=256)
+def _trace_signs(geometry: ConvGeometry) -> tuple[int, ...]:
+    """How often the first block of every tile is on the diagonal of the factor."""
+    taps = len(geometry.taps)
+    rows, columns = torch.triu_indices(taps, taps)
+    total = torch.tensor(signs(geometry))[rows == columns].sum(0).tolist()
+    return tuple(int(total[tile.offset]) for tile in tiles_of(geometry))
 
 
 def _accumulate(out: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:

@@ -110,10 +110,10 @@ class Block:
         found: dict[str, Parts | None] = {}
         if not self.inverse.joint and not set(self.structure.needs) <= set(matrices):
             return found
+        dampings = self._dampings(matrices, damping)
         for name in names:
             if name in matrices:
-                own = self._damping(name, matrices, damping)
-                found[name] = self._decompose(self.forms[name], matrices[name], own)
+                found[name] = self._decompose(self.forms[name], matrices[name], dampings[name])
         return found
 
     def install(self, parts: dict[str, Parts]) -> None:
@@ -133,7 +133,7 @@ class Block:
     def _decompose(self, form: Form, matrix: Tensor, damping: Tensor) -> Parts | None:
         if isinstance(form, DiagonalForm):
             return self.inverse.decompose_diagonal(form.values(matrix), damping)
-        return contained(self.inverse, form.dense(matrix), damping)
+        return contained(self.inverse, lambda: form.dense(matrix), damping)
 
     def write(self, name: str, parts: Parts) -> None:
         """Keep parts, in place where there are some already: a stack may look at them."""
@@ -150,15 +150,15 @@ class Block:
         matrices = self.structure.decomposed(self.kept(), self.forms)
         if name not in matrices or name not in self.parts:
             return float("inf")
-        own = self._damping(name, matrices, damping)
+        own = self._dampings(matrices, damping)[name]
         dense = self.forms[name].dense(matrices[name])
         return float(self.inverse.error(self.parts[name], dense, own))
 
-    def _damping(self, name: str, matrices: dict[str, Tensor], damping: float) -> Tensor:
-        """What is added to a factor before it is decomposed, ``[batch]``."""
+    def _dampings(self, matrices: dict[str, Tensor], damping: float) -> dict[str, Tensor]:
+        """What is added to each factor before it is decomposed, ``[batch]``."""
         if self.inverse.joint:  # damped when applied
-            return torch.zeros(self.forms[name].batch, device=self.device)
-        return self.structure.dampings(matrices, self.forms, damping)[name]
+            return {n: torch.zeros(self.forms[n].batch, device=self.device) for n in matrices}
+        return self.structure.dampings(matrices, self.forms, damping)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything kept between steps, by what it is for."""
