@@ -4,6 +4,7 @@ The textbook K-FAC of `benchmarks/naive.py` is the yardstick of speed, so it mus
 mathematics as the library: gradients are compared in float64.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import networks, timing
+from benchmarks import distributed, networks, ranks, timing
 from benchmarks.naive import NaiveKFAC
+from natgrad.placement import Agreement, Sent
+from natgrad.runtime.schedule import Clock
+from natgrad.tables import bytes_text
 
 
 def size(model: nn.Module) -> int:
@@ -162,3 +166,102 @@ def test_the_textbook_solves_the_damped_kronecker_system():
     fisher = torch.kron(g.T @ g / 5, a.T @ a / 5)
     expected = torch.linalg.solve(fisher + 0.1 * torch.eye(8).double(), raw.flatten())
     torch.testing.assert_close(new.flatten(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_kinds_of_steps_take_turns():
+    update = Clock(ranks.Turns(("update", "both"), 10))
+    refresh = Clock(ranks.Turns(("both",), 100))
+    seen = []
+    for step in range(9):
+        due = []
+        for name, clock in (("update", update), ("refresh", refresh)):
+            if clock.due(step):
+                clock.mark(step)
+                due.append(name)
+        seen.append(due)
+    assert seen == [["update", "refresh"], [], ["update"]] * 3
+    assert ranks.Turns(("both",), 100)(10**6) == 100  # what a planner asks for
+
+
+def test_what_a_plan_predicts_for_a_kind_of_step():
+    sent = Sent(100, 50, 7.0, Agreement(update=4.0, refresh=2.0, apply=1.0))
+    assert ranks.by_kind(sent, "stale") == {"gradients": 7, "agreement": 1}
+    assert ranks.by_kind(sent, "update") == {"gradients": 7, "factors": 100, "agreement": 5}
+    assert ranks.by_kind(sent, "both") == {
+        "gradients": 7,
+        "factors": 100,
+        "inverses": 50,
+        "agreement": 7,
+    }
+
+
+def measured(seconds, sent, predicted, memory=8):
+    names = ("DDP alone", "MemOpt()")
+    times = dict(zip(names, seconds, strict=True))
+    return ranks.Measured(
+        {name: {kind: [times[name][kind], 99.0] for kind in ranks.KINDS} for name in names},
+        {"MemOpt()": dict.fromkeys(ranks.KINDS, sent)},
+        {"MemOpt()": predicted},
+        {"MemOpt()": memory},
+        {"MemOpt()": memory},
+        {"MemOpt()": "MemOpt()"},
+        parameters=1000,
+    )
+
+
+def test_a_line_is_of_the_slowest_rank_and_the_one_with_most():
+    ddp, kfac = dict.fromkeys(ranks.KINDS, 1.0), {"stale": 1.0, "update": 2.0, "both": 11.0}
+    slower = {kind: 2 * seconds for kind, seconds in kfac.items()}
+    predicted = Sent(0, 0, 40.0, Agreement(0, 0, 0))
+    results = [
+        measured((ddp, kfac), {"gradients": 40.0}, predicted),
+        measured((ddp, slower), {"gradients": 41.0}, predicted, memory=9),
+    ]
+    setting = ranks.Setting("mlp", 4, 2, ("MemOpt()",))
+    alone, line = distributed.lines(setting, results)
+    assert (alone.name, alone.milliseconds) == ("mlp, 2 ranks: DDP alone", 1000)
+    assert alone.with_ddp == 4000  # 2 (W-1)/W of 1000 numbers
+    assert (line.stale, line.update, line.both) == (2, 4, 22)
+    assert line.figure == pytest.approx((22 + 9 * 4 + 90 * 2) / 100)
+    assert (line.sent, line.predicted, line.with_ddp) == (41, 40, 4041)
+    assert (line.memory, line.exact) == (9, False)
+    assert distributed.lines(setting, results[:1])[1].exact
+
+
+@pytest.mark.distributed
+def test_placements_beside_ddp_send_what_was_predicted(monkeypatch, tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    options = ["--models", "small_cnn", "--ranks", "2", "--batch", "4", "--repeats", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", ["distributed.py", *options, str(file)])
+    distributed.main()
+    rows = json.loads(file.read_text())["tables"][0]["rows"]
+    names = [row["name"].removeprefix("small_cnn, 2 ranks: ") for row in rows]
+    assert names[:-1] == ["DDP alone", *list(ranks.PLACEMENTS)[:-1]]
+    assert names[-1].startswith("Auto: ")
+    by_name = dict(zip(names, rows, strict=True))
+    for name, row in by_name.items():
+        assert row["exact"], name
+        assert row["sent"] == row["predicted"]
+        assert row["memory"] == row["planned"]
+        if name != "DDP alone":
+            assert min(row["figure"], row["stale"], row["update"], row["both"]) > 0
+            assert row["sent"] > 0
+            assert row["memory"] > 0
+    ring = by_name["DDP alone"]["with_ddp"]
+    assert ring == 4 * size(networks.small_cnn())  # 2 (W-1)/W = 1
+    assert by_name["CommOpt()"]["sent"] < by_name["MemOpt()"]["sent"]
+    assert by_name["Local()"]["sent"] < by_name["MemOpt()"]["sent"]
+    assert by_name["CommOpt()"]["memory"] > by_name["MemOpt()"]["memory"]
+    # It adds up the gradients instead of DDP, and sends less than both together.
+    assert by_name["ReduceScatter()"]["sent"] > by_name["MemOpt()"]["sent"]
+    assert by_name["ReduceScatter()"]["with_ddp"] < by_name["MemOpt()"]["with_ddp"]
+    text = capsys.readouterr().out
+    assert "torch.set_num_threads(1)" in text
+    (line,) = [line for line in text.splitlines() if "2 ranks: MemOpt()" in line]
+    assert line.count(bytes_text(by_name["MemOpt()"]["sent"])) == 2  # counted and predicted
+
+
+def test_more_ranks_than_cores_are_said_to_be(monkeypatch):
+    monkeypatch.setattr(distributed.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert "oversubscribed" not in distributed.note([1, 2], 32)
+    assert "More than 2 ranks are oversubscribed" in distributed.note([1, 2, 4], 32)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import pkgutil
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,10 @@ def unknown_names(text: str) -> list[str]:
 
 
 def _exists(path: str) -> bool:
-    thing = natgrad
-    for part in path.split("."):
-        if not hasattr(thing, part):
-            return False
-        thing = getattr(thing, part)
+    try:
+        pkgutil.resolve_name(f"natgrad.{path}")  # imports what `import natgrad` leaves alone
+    except (ImportError, AttributeError):
+        return False
     return True
 
 

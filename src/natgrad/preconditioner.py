@@ -10,12 +10,13 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from natgrad.comm import Communicator, connect
-from natgrad.comm.layouts import last_backward
+from natgrad.comm.checkpoints import Folder
+from natgrad.comm.layouts import check_layout, first_peer, last_backward
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
 from natgrad.errors import CaptureError, SettingError
 from natgrad.inverses import Eigen, Inverse
 from natgrad.placement import Auto, Plan, Strategy
-from natgrad.runtime import agreement, arguments, checkpoint, reports
+from natgrad.runtime import agreement, arguments, checkpoint, reports, sharding
 from natgrad.runtime.adaptive import Prediction
 from natgrad.runtime.apply import Preconditioning
 from natgrad.runtime.blocks import Block
@@ -71,43 +72,35 @@ class KFAC:
         wire: Wire = Wire(),  # noqa: B008 (frozen)
         scaler: GradScaler | None = None,
     ) -> None:
-        arguments.check_model(model, optimizer, kl_clip)
-        arguments.check_choices(curvature, structure, inverse, placement)
-        arguments.check_tensors(factor_dtype, batch_axis, scaler, optimizer)
-        arguments.check_wire(wire_dtype, wire)
         self.comm: Communicator = connect(group)
         self.steps = 0
-        self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
-        self.curvature = curvature or EmpiricalFisher()
-        self.settings = Settings(damping, decay, kl_clip, norm_damping, reduction, terms_per_sample)
-        self.update_clocks = Clocks(update_every, "update_every", drift=False)
-        self.refresh_clocks = Clocks(refresh_every, "refresh_every", drift=True)
-        choice = Choice(
-            structure,
-            inverse or Eigen(),
-            None if include is None else _patterns(include),
-            _patterns(exclude),
-            factor_dtype,
-            batch_axis,
-        )
-        settings = {
-            "damping": damping,
-            "decay": decay,
-            "kl_clip": kl_clip,
-            "norm_damping": norm_damping,
-            "update_every": update_every,
-            "refresh_every": refresh_every,
-            "curvature": self.curvature,
-            "reduction": reduction,
-            "terms_per_sample": terms_per_sample,
-            "wire_dtype": wire_dtype,
-        }
-        self.blocks, self.uncovered = agreement.together(
-            self.comm,
-            lambda: discover(self.model, choice),
-            lambda found: agreement.described(found[0], settings),
-        )
-        world = world_of(model, self.comm, self.update_clocks, self.refresh_clocks, choice.inverse)
+        with agreement.Together(self.comm) as agreed:
+            arguments.check_model(model, optimizer, kl_clip)
+            arguments.check_choices(curvature, structure, inverse, placement)
+            arguments.check_tensors(factor_dtype, batch_axis, scaler, optimizer)
+            arguments.check_wire(wire_dtype, wire)
+            check_layout(model, self.comm.ranks)
+            self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
+            self.curvature = curvature or EmpiricalFisher()
+            self.settings = Settings(
+                damping, decay, kl_clip, norm_damping, reduction, terms_per_sample
+            )
+            self.update_clocks = Clocks(update_every, "update_every", drift=False)
+            self.refresh_clocks = Clocks(refresh_every, "refresh_every", drift=True)
+            clocks = (self.update_clocks, self.refresh_clocks)
+            choice = Choice(
+                structure,
+                inverse or Eigen(),
+                None if include is None else _patterns(include),
+                _patterns(exclude),
+                factor_dtype,
+                batch_axis,
+            )
+            self.blocks, self.uncovered = discover(self.model, choice)
+            agreed.words = agreement.described(
+                self.model, self.blocks, self.settings, clocks, self.curvature, wire_dtype
+            )
+        world = world_of(model, self.comm, *clocks, choice.inverse)
         self.team = Team(self.comm, self.blocks, placement or Auto(), world, wire, wire_dtype)
         self.watch = Stopwatch()
         self.statistics = Statistics(self._wanted, self.watch)
@@ -118,7 +111,8 @@ class KFAC:
             taping=self.curvature.observes,
             batch_axis=batch_axis,
         )
-        self.observation = Observation(self.curvature, self.capture, self.statistics)
+        drawing = first_peer(model, self.comm.ranks, self.comm.rank)
+        self.observation = Observation(self.curvature, self.capture, self.statistics, drawing)
         self.reducer = Reducer(self.team, self._wanted, self._statistics_scale)
         self._overlap(model)
         self.updating = Update(
@@ -224,16 +218,35 @@ class KFAC:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, as tensors, numbers and strings."""
+        """Everything a resumed run needs, as tensors, numbers and strings, on every rank.
+
+        All ranks must call this and the four below together: one alone waits for the others."""
         return checkpoint.save(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken. A state that does not fit changes nothing."""
+        """Continue where ``state_dict`` was taken, at any world size and placement. A state that
+        does not fit changes nothing."""
         checkpoint.load(self, state)
         self._prepare()
 
+    def shards(self) -> sharding.Shards:
+        """The state for ``torch.distributed.checkpoint``: a rank's own share of it."""
+        return sharding.Shards(self, self._prepare)
+
+    def save(self, folder: Folder, beside: dict[str, Any] | None = None) -> None:
+        """Write the shards of all ranks, and what is ``beside`` them (model, optimizer, numbers).
+        An interrupted save leaves the last good one."""
+        sharding.save(self.shards(), folder, beside or {})
+
+    def load(self, folder: Folder, beside: dict[str, Any] | None = None) -> None:
+        """Continue where ``save`` was called; what is ``beside`` is loaded or overwritten."""
+        sharding.load(self.shards(), folder, {} if beside is None else beside)
+
     def discard(self) -> None:
-        """Forget the statistics since the last step, of a batch that will not be stepped on."""
+        """Forget the statistics since the last step, of a batch that will not be stepped on.
+
+        Of several ranks all must do so."""
+        self.reducer.discard()
         for block in self.blocks:
             block.sums = {}
         self._prepare()
@@ -277,7 +290,8 @@ class KFAC:
                 weight = own / all_samples if all_samples else 1.0 / self.team.size
         scale = self._gradient_scale(samples)
         if self._adapts():
-            self.prediction.remember(scale)
+            share = weight if self.gradients.are_local else 1.0 / self.team.size
+            self.prediction.remember(scale, share)
         self.preconditioning(now, present, scale, weight, loss_scale)
 
     def _statistics_scale(self) -> float:
@@ -290,13 +304,18 @@ class KFAC:
     def _overlap(self, model: nn.Module) -> None:
         """Let sums leave during a backward pass, where something says that no other one follows."""
         is_last = None if self.team.alone else last_backward(model)
-        if is_last is not None and self.team.wire_dtype != torch.float16:
+        if is_last is not None and not self.team.units:
+            self.reducer.overlaps = True
 
             def complete(block: Block, this: Pass) -> None:
                 if is_last():
                     self.reducer.complete(block, this)
 
-            self.statistics.complete = complete
+            # Several gradients are drawn for one output; all of them are there after observe().
+            if self.curvature.observes:
+                self.observation.complete = complete
+            else:
+                self.statistics.complete = complete
 
     def _gradient_scale(self, samples: int | None) -> float:
         """What makes the gradients in ``.grad`` those of the mean loss of a sample."""

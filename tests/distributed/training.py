@@ -147,7 +147,7 @@ def wrapped(model: nn.Module, layout: str) -> nn.Module:
 
         size = dist.get_world_size()
         shape = (size,) if layout == "fsdp" else (2, size // 2)
-        mesh = init_device_mesh("cpu", shape)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
         for child in model.children():  # attention returns a view, the others share a weight
             own = not isinstance(child, nn.Embedding | nn.MultiheadAttention | nn.Tanh)
             if own and child is not getattr(model, "head", None):

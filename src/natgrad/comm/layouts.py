@@ -1,31 +1,42 @@
 """How parameters and their gradients lie on the ranks: whole, or as boxes of a DTensor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from natgrad.errors import SettingError
+
 __all__ = [
+    "AVERAGING",
     "Box",
     "DeviceMesh",
     "ProcessGroup",
     "box_of",
+    "check_layout",
+    "first_peer",
     "gradients_are_local",
     "is_sharded",
     "last_backward",
     "local",
     "settled_gradient",
+    "spread_like",
     "whole",
 ]
 
 Box = tuple[tuple[int, int], ...]  # (first, end) of every dimension
 
+# Wrappers that average the gradients of all ranks, with the model in ``.module``; integrations add
+# those of other libraries.
+AVERAGING: list[type[nn.Module]] = [nn.parallel.DistributedDataParallel]
+
 if dist.is_available():
     from torch.distributed import ProcessGroup
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor, distribute_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
@@ -37,10 +48,24 @@ def is_sharded(t: Tensor) -> bool:
 def whole(value: Any) -> Any:
     """The full tensor of a spread one, which all of its ranks must ask for; others as they are."""
     if isinstance(value, Tensor):
-        return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
+        full: Tensor = value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
+        # One that is still on its way has no address, and so could be taken for another.
+        return full.trigger_wait() if _is_on_its_way(full) else full  # type: ignore[attr-defined]
     if isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
         return type(value)(whole(v) for v in value)
     return value
+
+
+def _is_on_its_way(t: Tensor) -> bool:
+    return dist.is_available() and isinstance(t, AsyncCollectiveTensor)
+
+
+def spread_like(t: Tensor, other: Tensor) -> Tensor:
+    """A full tensor that all ranks have, laid out as ``other`` of the same shape is."""
+    if not is_sharded(other):
+        return t
+    mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
+    return distribute_tensor(t, mesh, placements, src_data_rank=None)
 
 
 def local(t: Tensor) -> Tensor:
@@ -77,7 +102,7 @@ def settled_gradient(p: nn.Parameter) -> Tensor | None:
 
 def gradients_are_local(model: nn.Module) -> bool:
     """Whether nobody adds up the gradients of the ranks: neither DDP nor sharded parameters."""
-    if any(isinstance(m, nn.parallel.DistributedDataParallel) for m in model.modules()):
+    if any(isinstance(m, tuple(AVERAGING)) for m in model.modules()):
         return False
     return not any(is_sharded(p) for p in model.parameters())
 
@@ -94,8 +119,67 @@ def last_backward(model: nn.Module) -> Callable[[], bool] | None:
     if not sharded:
         return None
 
-    def syncs() -> bool:
-        groups = (module._get_fsdp_state()._fsdp_param_group for module in sharded)
-        return all(group.reduce_grads for group in groups if group is not None)
+    return lambda: all(group.reduce_grads for group in _fsdp_groups(sharded))
 
-    return syncs
+
+def first_peer(model: nn.Module, ranks: Sequence[int], rank: int) -> int:
+    """The first of those that compute one loss together: tensor parallelism cuts layers over them,
+    so they see the same samples. ``ranks`` are the processes of rank 0, 1, … of a group."""
+    if not dist.is_available():
+        return rank
+    averaged: set[int] = set()  # over these FSDP takes means, so they see different samples
+    for group in _fsdp_groups(m for m in model.modules() if isinstance(m, FSDPModule)):
+        averaged.update(_processes(group.mesh_info.mesh))
+    peers = {ranks[rank]}
+    for mesh in {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}:
+        here = mesh.get_coordinate()
+        assert here is not None
+        own: list[int | slice] = []
+        for axis, place in enumerate(here):
+            along = dist.get_process_group_ranks(mesh.get_group(axis))
+            own.append(place if averaged.issuperset(along) else slice(None))
+        peers.update(mesh.mesh[tuple(own)].flatten().tolist())
+    return ranks.index(min(peers))
+
+
+def check_layout(model: nn.Module, ranks: Sequence[int]) -> None:
+    """Raise if a model is spread in a way, or over processes, that are not those of K-FAC."""
+    if not dist.is_available():
+        return
+    for name, p in model.named_parameters():
+        if hasattr(p, "_st_info"):
+            raise SettingError(
+                f"Parameter {name!r} is a part of a layer and does not tell which, as DDP has made "
+                "it, by device_mesh: use fully_shard, on a mesh of (replicas, 1) to shard nothing."
+            )
+        if isinstance(p, DTensor) and not set(ranks).issuperset(_processes(p.device_mesh)):
+            raise SettingError(
+                f"Parameter {name!r} is spread over processes {_processes(p.device_mesh)} but "
+                f"KFAC's group has {sorted(ranks)}: pass a group that has all of them, or None."
+            )
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            raise SettingError(
+                "The model is a FullyShardedDataParallel, or has one inside, which makes one flat "
+                "parameter of many layers: use torch.distributed.fsdp.fully_shard instead."
+            )
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            averaged = sorted(dist.get_process_group_ranks(module.process_group))
+            if averaged != sorted(ranks):
+                raise SettingError(
+                    f"DDP averages the gradients of processes {averaged} but KFAC's group has "
+                    f"{sorted(ranks)}: pass group=model.process_group to KFAC."
+                )
+
+
+def _processes(mesh: "DeviceMesh") -> list[int]:
+    found: list[int] = sorted(mesh.mesh.flatten().tolist())
+    return found
+
+
+def _fsdp_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """The parameters that FSDP communicates at once: each knows its mesh and what it is told."""
+    for module in modules:
+        state = module._get_fsdp_state()  # type: ignore[operator]
+        several = getattr(state, "_fsdp_param_groups", None)  # older releases have one at most
+        yield from [state._fsdp_param_group] if several is None else several

@@ -1,6 +1,6 @@
 """Messages over torch.distributed, in a process group of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -104,6 +104,10 @@ class Work(Message):
 
     def _finish(self) -> None:
         self._work.wait()
+
+    def when_arrived(self, call: Callable[[], None]) -> None:
+        """Call it once, in the backend's thread, when the buffers are free."""
+        self._work.get_future().add_done_callback(lambda _: call())
 
 
 def _members(group: object) -> tuple[list["ProcessGroup"], tuple[int, ...]]:

@@ -62,8 +62,10 @@ class Layer(ABC, Generic[M]):
 
     @property
     def kind(self) -> str:
-        """The module's class, as the user wrote it."""
-        return type(self.module).__name__
+        """The module's class, as the user wrote it: before ``fully_shard`` derived one from it."""
+        classes = type(self.module).__mro__
+        derived = [c for c in classes if any(b.__name__ == "FSDPModule" for b in c.__mro__)]
+        return next(c.__name__ for c in classes if c not in derived)
 
     @property
     def claims(self) -> tuple[nn.Module, ...]:

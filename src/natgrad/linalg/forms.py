@@ -96,6 +96,7 @@ class Triangle(Form):
             for i, j, slab in self._slabs(kept):
                 slab[:, : min(j, n) - i, last - i] += totals[:, i : min(j, n)]
                 if j == self.dim:
+                    slab[:, last - i, : last - i] += totals[:, i:]  # squares are whole
                     slab[:, last - i, last - i] += rows.shape[1]
 
     def add_columns(self, kept: Tensor, columns: Tensor) -> None:

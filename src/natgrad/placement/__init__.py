@@ -16,7 +16,7 @@ from natgrad.placement.ops import (
     Share,
     TotalGradients,
 )
-from natgrad.placement.plan import Flows, Kept, Plan, Sent, Work
+from natgrad.placement.plan import Agreement, Flows, Kept, Plan, Sent, Work
 from natgrad.placement.simulator import Timeline, simulate
 from natgrad.placement.strategies import (
     Auto,
@@ -32,6 +32,7 @@ from natgrad.placement.strategies import (
 from natgrad.placement.world import Cluster, World
 
 __all__ = [
+    "Agreement",
     "ApplyOp",
     "Auto",
     "Cluster",

@@ -45,6 +45,17 @@ class Flows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Agreement:
+    """Bytes that one rank sends at an update, at a refresh of all factors and at every step, beside
+    those that do the work: sums of counts and of votes, by which no rank does what others do not.
+    """
+
+    update: float
+    refresh: float
+    apply: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """Bytes that one rank sends to others: for factors at an update, for inverses at a refresh of
     all factors, for gradients at every step. An all-reduce of n bytes counts 2 (W - 1) / W n."""
@@ -52,6 +63,7 @@ class Sent:
     factors: int
     inverses: int
     gradients: float
+    agreement: Agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +290,27 @@ class Plan:
         """`sent` of every rank."""
         reduced = 2 * (self.world_size - 1) * self.all_reduced(other_numbers) / self.world_size
         flows = zip(*(self.flows(ops).sent for ops in self._clocks), strict=True)
-        return [Sent(update, refresh, apply + reduced) for update, refresh, apply in flows]
+        agreement = self._agreement(other_numbers)
+        return [Sent(u, r, apply + reduced, agreement) for u, r, apply in flows]
+
+    @property
+    def travels(self) -> bool:
+        """Whether gradients leave their ranks at every step."""
+        local = self.world.gradients_are_local
+        moved = any(not isinstance(op, Precondition) for op in self.apply)
+        return self.world_size > 1 and (local or moved)
+
+    def _agreement(self, other_numbers: int) -> Agreement:
+        """Numbers of 8 bytes: per update 5 for all, of every block whether it has a gradient and
+        whether its statistics are finite, and of every factor its terms and, for a unit, its size;
+        per refresh who decomposed a factor and who failed; per step the samples, the blocks that
+        have a gradient, and whether gradients that nobody has whole are finite."""
+        blocks, factors = len(self.blocks), len(self.factors)
+        update = 5 + 2 * blocks + factors * (2 if self.world.units else 1)
+        apply = (1 + blocks) * self.travels
+        apply += self.world.sharded and (other_numbers > 0 or not self.travels)
+        each = 8 * 2 * (self.world_size - 1) / self.world_size
+        return Agreement(update * each, 2 * len(self.decomposers) * each, apply * each)
 
     @property
     def _clocks(self) -> tuple[Sequence[Op], ...]:

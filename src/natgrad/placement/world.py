@@ -12,7 +12,9 @@ class World:
 
     ``gradients_are_local``: nobody else adds up the gradients of the ranks. The ``..._bytes`` of a
     factor, an inverse and a gradient are those of one number on the wire, ``kept_...`` those of one
-    in memory. ``joint``: decompositions are eigendecompositions, otherwise inverses by Cholesky."""
+    in memory. ``joint``: decompositions are eigendecompositions, otherwise inverses by Cholesky.
+    ``sharded``: some gradients are spread over the ranks, of blocks or not. ``units``: factors
+    travel as multiples of units that the ranks agree on."""
 
     size: int
     gradients_are_local: bool = False
@@ -25,6 +27,8 @@ class World:
     joint: bool = True
     kept_factor_bytes: int = 4
     kept_inverse_bytes: int = 4
+    sharded: bool = False
+    units: bool = False
 
     def __post_init__(self) -> None:
         check_whole(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from natgrad.comm.layouts import whole
 from natgrad.runtime.settings import Values
 from natgrad.runtime.team import Team
 
@@ -16,12 +17,13 @@ class Prediction:
     def __init__(self, team: Team, model: nn.Module) -> None:
         self.team, self.model = team, model
         self.remembered: list[tuple[nn.Parameter, Tensor, Tensor]] = []
-        self._gradient_scale = 1.0
+        self._gradient_scale = self._weight = 1.0
 
-    def remember(self, gradient_scale: float) -> None:
+    def remember(self, gradient_scale: float, weight: float) -> None:
         """Weights and gradients before the step; the scale makes the gradient that of a sample's
-        mean loss, which is what the curvature is of."""
-        self._gradient_scale = gradient_scale
+        mean loss, which is what the curvature is of, and the weights of all ranks make the loss
+        that of all of them."""
+        self._gradient_scale, self._weight = gradient_scale, weight
         self.remembered = [
             (p, p.detach().clone(), p.grad * gradient_scale)
             for p in self.model.parameters()
@@ -30,25 +32,31 @@ class Prediction:
 
     @torch.no_grad()
     def ratio(self, before: float, after: float, now: Values) -> float:
-        """Actual change of the loss / predicted change; forgets what was remembered."""
-        moved = {id(p): p.detach() - old for p, old, _ in self.remembered}
-        change = sum(float((g * moved[id(p)]).sum()) for p, _, g in self.remembered)
+        """Actual change of the loss / predicted change; forgets what was remembered. The losses are
+        of this rank's batch, and all ranks get the same ratio."""
+        change = 0.0
+        for p, old, g in self.remembered:
+            change += float((whole(g) * whole(p.detach() - old)).sum())
+        olds = {id(p): old for p, old, _ in self.remembered}
         curved_change = 0.0
-        for block in self.team.applies:
-            # Of the ranks that precondition a block the first one speaks for it.
-            if not block.ready or self.team.plan.workers[block.name][0] != self.team.rank:
+        for block in self.team.blocks.values():
+            if not block.ready or any(id(p) not in olds for p in block.parameters):
                 continue
-            if any(id(p) not in moved for p in block.parameters):
+            # All ranks bring together what is spread over them.
+            moved = {p: whole(p.detach() - olds[id(p)]) for p in block.parameters}
+            # Of the ranks that precondition a block the first one speaks for it.
+            if self.team.plan.workers[block.name][0] != self.team.rank:
                 continue
             d = torch.empty(block.shape, dtype=block.parts[block.structure.needs[0]][-1].dtype)
             d = d.to(block.device)
-            block.layers[0].load(d, lambda p: moved[id(p)])
+            block.layers[0].load(d, moved.__getitem__)
             damping = now.damping_of(block)
             curved = block.structure.multiply(block.parts, block.inverse, d, damping)
             curved_change += 0.5 * float((d * curved).sum())
             if block.inverse.joint:  # otherwise the damping is inside of the parts
                 curved_change += 0.5 * damping * float(d.square().sum())
         self.remembered = []
-        change += float(self.team.total([curved_change])[0])
-        actual = (after - before) * self._gradient_scale
-        return actual / change if change else float("nan")
+        actual = (after - before) * self._gradient_scale * self._weight
+        predicted = change * self._weight + curved_change
+        actual, predicted = self.team.total([actual, predicted]).tolist()
+        return actual / predicted if predicted else float("nan")

@@ -1,41 +1,45 @@
 """Whether all ranks were given the same, found out before anything of theirs can wait in vain."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
 
 from natgrad.comm.base import Communicator
-from natgrad.errors import NatgradError, SettingError
+from natgrad.curvature.fisher import Fisher
+from natgrad.errors import SettingError
 from natgrad.runtime.blocks import Block
+from natgrad.runtime.settings import Clocks, Settings
 
-T = TypeVar("T")
 
+class Together:
+    """``with Together(comm) as agreed``: what fails inside on one rank fails on all of them, so
+    that nobody waits for that one; and ``agreed.words`` must be the same on all at the end."""
 
-def together(
-    comm: Communicator, make: Callable[[], T], describe: Callable[[T], dict[str, str]]
-) -> T:
-    """What ``make`` gives here, if it gives something described in the same way on every rank.
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.words: dict[str, str] = {}
 
-    Where it fails on one rank it fails on all, so that nobody waits for that one."""
-    failure: NatgradError | None = None
-    try:
-        made = make()
-        mine = describe(made)
-    except NatgradError as error:
-        failure, mine = error, {"failure": str(error)}
-    if comm.size > 1:
-        everyone = comm.gather(mine)
-        if failure is None:
-            _compare(everyone)
-    if failure is not None:
-        raise failure
-    return made
+    def __enter__(self) -> "Together":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self.comm.size == 1 or not isinstance(error, Exception | None):
+            return
+        everyone = self.comm.gather((None if error is None else str(error), self.words))
+        if error is None:
+            for rank, (failure, _words) in enumerate(everyone):
+                if failure is not None:
+                    raise SettingError(f"KFAC could not be made on rank {rank}: {failure}")
+            _compare([words for _, words in everyone])
 
 
 def _compare(everyone: list[dict[str, str]]) -> None:
-    for rank, theirs in enumerate(everyone):
-        if "failure" in theirs:
-            raise SettingError(f"KFAC could not be made on rank {rank}: {theirs['failure']}")
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         for key in [*first, *(k for k in theirs if k not in first)]:
@@ -47,9 +51,20 @@ def _compare(everyone: list[dict[str, str]]) -> None:
                 )
 
 
-def described(blocks: list[Block], settings: Mapping[str, Any]) -> dict[str, str]:
+def described(
+    model: nn.Module,
+    blocks: list[Block],
+    settings: Settings,
+    clocks: tuple[Clocks, ...],
+    curvature: Fisher,
+    wire_dtype: torch.dtype | None,
+) -> dict[str, str]:
     """Everything that must be the same, by what a user calls it."""
-    found = {name: text(value) for name, value in settings.items()}
+    found = {name: text(value) for name, value in vars(settings).items() if name != "adapted"}
+    for each in clocks:
+        a, g = (text(each.clocks[key].interval) for key in ("A", "G"))
+        found[each.name] = a if a == g else f"A: {a}, G: {g}"
+    found["curvature"], found["wire_dtype"] = text(curvature), text(wire_dtype)
     for block in blocks:
         groups, rows, cols = block.shape
         size = f"{groups} x {rows} x {cols}" if groups > 1 else f"{rows} x {cols}"
@@ -57,6 +72,9 @@ def described(blocks: list[Block], settings: Mapping[str, Any]) -> dict[str, str
             f"{block.kind} {size} with {block.structure!r}, {block.inverse!r}, {block.dtype}"
         )
     found["the order of blocks"] = ", ".join(block.name for block in blocks)
+    for name, p in model.named_parameters():
+        if p.requires_grad:  # also those of no block are added up, in one buffer
+            found[f"parameter {name!r}"] = f"{tuple(p.shape)} of {p.dtype}"
     return found
 
 

@@ -58,10 +58,11 @@ class Preconditioning:
                 dots[self.team.order[block]] = dot
         self.gradients.give_back(present, dots)
         owned, others = self._gradients(present, outers)
+        finite = self.gradients.finite(others, present)  # asks all ranks, so before any leaves
         if not owned and not outers and not others:
             return
         scale = kl_scale(dots.sum() * gradient_scale**2, now.kl_clip) * gradient_scale
-        scale = torch.where(self.gradients.finite(others), scale, torch.zeros_like(scale))
+        scale = torch.where(finite, scale, torch.zeros_like(scale))
         self._scale(scale, owned, others, outers)
 
     def _dots(self) -> Tensor:

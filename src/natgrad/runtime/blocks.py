@@ -1,6 +1,6 @@
 """One block of the curvature matrix: a weight, the layers that use it, and its factors."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -116,8 +116,9 @@ class Block:
                 found[name] = self._decompose(self.forms[name], matrices[name], dampings[name])
         return found
 
-    def install(self, parts: dict[str, Parts]) -> None:
-        """Precondition with these from now on; what is in their basis follows them."""
+    def install(self, parts: dict[str, Parts], keeps: Container[str] | None = None) -> None:
+        """Precondition with these from now on; what is in their basis follows them, if this rank
+        ``keeps`` it."""
         old = {}
         if self.structure.in_basis:  # new parts are written over the old ones
             old = {n: tuple(p.clone() for p in one) for n, one in self.parts.items()}
@@ -128,7 +129,8 @@ class Block:
             for name, value in self.structure.follow(kept, old, self.parts).items():
                 if name in kept:
                     self.running[name].mean.copy_(value.flatten())
-                self.write(name, (value,))
+                if keeps is None or name in keeps:
+                    self.write(name, (value,))
 
     def _decompose(self, form: Form, matrix: Tensor, damping: Tensor) -> Parts | None:
         if isinstance(form, DiagonalForm):

@@ -17,7 +17,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from natgrad.comm.layouts import whole
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
 from natgrad.runtime.blocks import Block
@@ -197,7 +196,7 @@ class _Call:
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         capture, (block, layer) = self.capture, self.use
         if capture.called(block) and torch.is_grad_enabled() and out.requires_grad:
-            capture.seen(self.use, whole(layer.keep(args, kwargs, out)), out, layer.arrange)
+            capture.seen(self.use, layer.keep(args, kwargs, out), out, layer.arrange)
 
 
 class _Arrival:
@@ -210,7 +209,7 @@ class _Arrival:
         if torch.is_grad_enabled():  # create_graph=True: the gradient of the loss comes later
             self.capture.skipped = True
             return
-        g = self.view(whole(g.detach()))
+        g = self.view(g.detach())
         self.this.rows = max(self.this.rows, len(g))
         self.capture.returned(self.this)
         self.capture.on_pair(self.use, self.x, g, self.this)

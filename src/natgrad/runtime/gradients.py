@@ -12,7 +12,6 @@ from natgrad.placement.ops import (
     Gather,
     Message,
     Op,
-    Precondition,
     ReduceGradient,
     Return,
     TotalGradients,
@@ -32,12 +31,11 @@ class Gradients:
     def __init__(self, team: Team, parameters: Iterable[nn.Parameter]) -> None:
         self.team, self.parameters = team, [p for p in parameters if p.requires_grad]
         self.are_local = team.plan.world.gradients_are_local and not team.alone
-        self.travel = not team.alone and (
-            self.are_local or any(not isinstance(op, Precondition) for op in team.plan.apply)
-        )
+        self.travel = team.plan.travels
         self.sharded = [p for p in self.parameters if is_sharded(p)]
         self._full: dict[int, Tensor] = {}
         self._shipments: dict[tuple[Op, ...], list[Shipment]] = {}
+        self._cut = {id(p) for p in self.sharded if local(p).shape != p.shape}
         self._firsts = {id(p): [first for first, _ in box_of(p)] for p in self.parameters}
 
     def read(self, p: nn.Parameter) -> Tensor:
@@ -61,12 +59,7 @@ class Gradients:
         n, *counts = self.team.total([float(samples or 0), *flags]).tolist()
         for block, count in zip(ready, counts, strict=True):
             if 0 < count < self.team.size:
-                here = "has one" if block in present else "has none"
-                raise CaptureError(
-                    f"{block.kind} {block.name!r} has a gradient on {int(count)} of "
-                    f"{self.team.size} ranks only (rank {self.team.rank} {here}): use every layer "
-                    "on every rank, or leave it out on all of them."
-                )
+                raise missing_somewhere(block, int(count), self.team)
         return [b for b, count in zip(ready, counts, strict=True) if count], int(n)
 
     def collect(self, blocks: Sequence[Block], weight: float) -> None:
@@ -139,13 +132,16 @@ class Gradients:
                 self._keep_own(block)
         self._full = {}
 
-    def finite(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Whether gradients that stay with each rank are numbers, on every rank."""
+    def finite(self, gradients: Sequence[Tensor], present: Sequence[Block]) -> Tensor:
+        """Whether gradients that stay with each rank are numbers, on every rank. What is wrong with
+        those of blocks ``present`` shows in their products, which all ranks know."""
         norms = torch._foreach_norm(list(gradients)) if gradients else ()
         good = torch.ones((), dtype=torch.bool, device=next(iter(self.team.blocks.values())).device)
         for norm in norms:
             good = good & torch.isfinite(norm).to(good.device)
-        if self.sharded and not self.team.alone:
+        owned = {id(p) for block in present for p in block.parameters}
+        spread = any(id(p) not in owned for p in self.sharded)
+        if not self.team.alone and (spread or (self.sharded and not self.travel)):
             good = good & (self.team.total([float(not good)])[0] == 0).to(good.device)
         return good
 
@@ -213,10 +209,10 @@ class Gradients:
         return local(p.grad)[_slices(piece, self._firsts[id(p)])]
 
     def _assemble(self, block: Block) -> None:
-        """Room for whole gradients of parameters that are spread, with what is here in it."""
+        """Room for whole gradients of parameters that are cut, with what is here in it."""
         for index, piece in enumerate(self.team.plan.block[block.name].pieces):
             p, _ = self._piece(block.name, index)
-            if not is_sharded(p):
+            if id(p) not in self._cut:
                 continue
             if id(p) not in self._full:
                 assert p.grad is not None
@@ -246,6 +242,15 @@ class Gradients:
 
 def has_gradient(block: Block) -> bool:
     return all(p.grad is not None for p in block.parameters)
+
+
+def missing_somewhere(block: Block, count: int, team: Team) -> CaptureError:
+    """``count``: how many ranks have the gradient."""
+    here = "has one" if has_gradient(block) else "has none"
+    return CaptureError(
+        f"{block.kind} {block.name!r} has a gradient on {count} of {team.size} ranks only (rank "
+        f"{team.rank} {here}): use every layer on every rank, or leave it out on all of them."
+    )
 
 
 def _about(op: ApplyOp, names: set[str]) -> bool:

@@ -1,12 +1,17 @@
 """Backward passes of drawn or enumerated targets, for a Fisher that is not the empirical one."""
 
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from natgrad.comm.layouts import spread_like, whole
 from natgrad.curvature.fisher import Fisher, MonteCarloFisher
 from natgrad.errors import CaptureError
-from natgrad.runtime.capture import Capture
+from natgrad.runtime.blocks import Block
+from natgrad.runtime.capture import Capture, Pass
 from natgrad.runtime.statistics import Statistics
 
 
@@ -14,9 +19,13 @@ class Observation:
     """Sends the vectors of a Fisher back to the outputs of the layers, and no further: no gradient
     of a weight is computed, and ``.grad`` is not touched."""
 
-    def __init__(self, curvature: Fisher, capture: Capture, statistics: Statistics) -> None:
+    def __init__(
+        self, curvature: Fisher, capture: Capture, statistics: Statistics, rank: int
+    ) -> None:
         self.curvature, self.capture, self.statistics = curvature, capture, statistics
+        self.rank = rank  # each draws for its own samples; those that see the same are one here
         self.generator: torch.Generator | None = None
+        self.complete: Callable[[Block, Pass], None] | None = None  # of a block in a pass
 
     def __call__(self, output: Tensor, targets: Tensor | None, scale: float) -> None:
         this = self.capture.current
@@ -28,33 +37,51 @@ class Observation:
         edges: dict[tuple[object, int], GradientEdge] = {
             (edge.node, edge.output_nr): edge for _, _, edge, _ in this.tape
         }
-        vectors = self.curvature.vectors(output, targets, self._generator(output.device))
+        tape = [(use, whole(x), edge, view) for use, x, edge, view in this.tape]
+        generator = self._generator(output.device)
+        vectors = self.curvature.vectors(whole(output.detach()), whole(targets), generator)
         for draw, vector in enumerate(vectors):
             found = torch.autograd.grad(
                 output,
                 list(edges.values()),
-                (scale * vector).to(output.dtype),
+                spread_like((scale * vector).to(output.dtype), output),
                 retain_graph=True,
                 allow_unused=True,
             )
             grads = dict(zip(edges, found, strict=True))
-            for use, x, edge, view in this.tape:
+            for use, x, edge, view in tape:
                 g = grads[edge.node, edge.output_nr]
                 if g is not None:
                     g = view(g)
                     this.rows = max(this.rows, len(g))
                     self.statistics.add(use, x, g, this, draw)
         self.capture.returned(this)
+        if self.complete is not None:
+            for block in dict.fromkeys(use[0] for use, *_ in this.tape):
+                self.complete(block, this)
         this.tape.clear()
 
-    def load(self, state: Tensor | None, device: torch.device) -> None:
-        """Continue drawing where a saved generator stopped."""
+    def state(self, device: torch.device) -> Tensor | None:
+        """Where this rank's generator stands, if there is one."""
+        generator = self._generator(device)
+        return None if generator is None else generator.get_state()
+
+    def load(self, states: Sequence[Tensor] | None, device: torch.device, size: int) -> None:
+        """Continue drawing where the saved generators, one a rank, stopped.
+
+        For another number of ranks than was saved, new ones are seeded from all of the old ones:
+        the same at every attempt, and unlike anything drawn before."""
         self.generator = None
-        if state is not None and isinstance(self.curvature, MonteCarloFisher):
-            self.generator = self.curvature.generator(device)
-            self.generator.set_state(state)
+        if states is None or not isinstance(self.curvature, MonteCarloFisher):
+            return
+        self.generator = self.curvature.generator(device, self.rank)
+        if len(states) == size:
+            self.generator.set_state(states[self.rank])
+            return
+        digest = sha256(repr((self.rank, size, [state.tolist() for state in states])).encode())
+        self.generator.manual_seed(int.from_bytes(digest.digest()[:4], "big"))
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
         if isinstance(self.curvature, MonteCarloFisher) and self.generator is None:
-            self.generator = self.curvature.generator(device)
+            self.generator = self.curvature.generator(device, self.rank)
         return self.generator

@@ -3,11 +3,13 @@
     A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r samples_r
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
-all ranks, and are waited for at the step.
+all ranks, and are waited for at the step. Only float16 waits for the step: it has no number above
+65504 and few below 1e-5, so all ranks first agree on a unit for each factor.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import frexp, isfinite, ldexp
 
 import torch
 from torch import Tensor
@@ -29,6 +31,9 @@ class Totals:
     passes: int
     counts: dict[FactorId, float]
     gradients: dict[str, int]  # how many ranks have the gradients of a block
+    late: bool = False  # there are sums that have not left
+    rescaled: bool = False  # more samples came to a rank after its sums had left
+    largest: dict[FactorId, float] = field(default_factory=dict)  # no share is above it
 
     def none_of(self, block: Block, names: Iterable[str]) -> bool:
         return not any(self.counts.get((block.name, name)) for name in names)
@@ -43,7 +48,7 @@ class Flight:
     pending: Pending
     own: dict[FactorId, Tensor]
     scale: float
-    counts: dict[FactorId, int] = field(default_factory=dict)
+    counts: dict[FactorId, int]
 
 
 class Reducer:
@@ -64,12 +69,20 @@ class Reducer:
         self._done: set[str] = set()
         self._next = 0
         self._pass: object = None
+        self.overlaps = False  # whether anybody calls complete()
+        self._unit: dict[FactorId, float] = {}  # of what travels
 
     def forget(self) -> None:
         """Begin a new step. What is still on its way must arrive, as all ranks sent it."""
         for flight in self.flights:
             flight.pending.wait()
         self.flights, self._done, self._next, self._pass = [], set(), 0, None
+
+    def discard(self) -> None:
+        """Nothing of this step counts. Other ranks may have sent more than this one, and wait."""
+        if self.overlaps:
+            for index in range(self._next, len(self.buckets)):
+                self._launch(index)
 
     def complete(self, block: Block, this: object) -> None:
         """No more will come to the sums of a block in this pass: send what can be sent.
@@ -90,15 +103,17 @@ class Reducer:
             counts = {(b.name, n): float(s.count) for b in blocks for n, s in b.sums.items()}
             totals = Totals(samples or 0, True, passes, counts, {})
             return totals, {block: self._local(block, totals, scale) for block in blocks}
-        for index in range(self._next, len(self.buckets)):
-            self._launch(index)
-        totals, late = self._totals(samples or 0, passes)
-        if late:  # at some rank a pass came after its sums had left
+        if not self.team.units:
+            for index in range(self._next, len(self.buckets)):
+                self._launch(index)
+        totals = self._totals(samples or 0, passes, scale)
+        self._unit = {factor: _unit(most) for factor, most in totals.largest.items()}
+        if totals.late:  # nothing has left yet, or a pass came after its sums had
             for index in range(len(self.buckets)):
                 self._launch(index)
-            totals, _ = self._totals(samples or 0, passes)
+        ratios = self._ratios(scale) if totals.rescaled else None
         news: dict[Block, News] = {block: {} for block in blocks}
-        for (name, factor), total in self._arrivals(scale).items():
+        for (name, factor), total in self._arrivals(ratios).items():
             block = self.team.blocks[name]
             divisor = totals.samples
             if not block.factors[factor].of_gradients:
@@ -139,7 +154,9 @@ class Reducer:
             block, name = self.team.blocks[op.factor[0]], op.factor[1]
             own = block.sums.pop(name, None)
             counts[op.factor] = 0 if own is None else own.count
-            shares[op.factor] = self._share(block, name, None if own is None else own.kept, scale)
+            factor = scale**2 if block.factors[name].of_gradients else 1.0
+            factor /= self._unit.get(op.factor, 1.0)
+            shares[op.factor] = self._share(block, name, None if own is None else own.kept, factor)
 
         def payload(message: Message) -> Tensor:
             assert isinstance(message.op, Reduce)
@@ -152,19 +169,18 @@ class Reducer:
     def _wanted(self, op: Reduce) -> list[str]:
         return self.wanted(self.team.blocks[op.factor[0]])
 
-    def _share(self, block: Block, name: str, kept: Tensor | None, scale: float) -> Tensor:
+    def _share(self, block: Block, name: str, kept: Tensor | None, factor: float) -> Tensor:
         form = block.forms[name]
         size = form.sent if self.team.wire.packed else form.numel
         if kept is None:
             return torch.zeros(size, dtype=self.team.wire_dtype, device=block.device)
         share = form.pack(kept) if self.team.wire.packed else kept
-        if block.factors[name].of_gradients:
-            share = share * scale**2
+        if factor != 1.0:
+            share = share * factor
         return share.to(self.team.wire_dtype)
 
-    def _totals(self, samples: int, passes: int) -> tuple[Totals, bool]:
-        """One small sum of everything that all ranks must know, and whether there are sums that
-        have not left."""
+    def _totals(self, samples: int, passes: int, scale: float) -> Totals:
+        """One small sum of everything that all ranks must know."""
         blocks = list(self.team.blocks.values())
         counts: dict[FactorId, float] = {(b.name, n): 0.0 for b in blocks for n in b.factors}
         for flight in self.flights:
@@ -172,27 +188,55 @@ class Reducer:
                 counts[factor] += count
         for block in blocks:
             for name, total in block.sums.items():
-                if (block.name, name) not in self.reduced and name in self.team.keeps[block]:
+                if (block.name, name) in self.reduced or name in self.team.keeps[block]:
                     counts[block.name, name] += total.count
-        present = [float(all(p.grad is not None for p in b.parameters)) for b in blocks]
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
-        mine = [float(samples), float(samples) ** 2, float(passes), float(late), *present]
-        n, squares, all_passes, any_late, *rest = self.team.total(
-            [*mine, *counts.values()]
+        rescaled = any(flight.scale != scale for flight in self.flights)
+        present = [all(p.grad is not None for p in b.parameters) for b in blocks]
+        mine = [samples, samples**2, passes, late, rescaled, *present]
+        largest = self._largest(scale) if self.team.units else {}
+        n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(
+            [float(number) for number in (*mine, *counts.values(), *largest.values())]
         ).tolist()
-        totals = Totals(
+        having, rest = rest[: len(blocks)], rest[len(blocks) :]
+        return Totals(
             int(n),
             abs(squares * self.team.size - n * n) < 0.5,
             int(all_passes),
-            dict(zip(counts, rest[len(blocks) :], strict=True)),
-            {b.name: int(k) for b, k in zip(blocks, rest[: len(blocks)], strict=True)},
+            dict(zip(counts, rest, strict=False)),
+            {block.name: int(k) for block, k in zip(blocks, having, strict=True)},
+            bool(any_late),
+            bool(any_rescaled),
+            dict(zip(largest, rest[len(counts) :], strict=True)),
         )
-        return totals, bool(any_late)
 
-    def _arrivals(self, scale: float) -> dict[FactorId, Tensor]:
+    def _largest(self, scale: float) -> dict[FactorId, float]:
+        """Of this rank's share of each factor the largest number; the host reads all at once."""
+        keys, squares, numbers = [], [], []
+        for block in self.team.blocks.values():
+            for name, factor in block.factors.items():
+                total = block.sums.get(name)
+                kept = torch.zeros(1, device=block.device) if total is None else total.kept
+                keys.append((block.name, name))
+                squares.append(scale**2 if factor.of_gradients else 1.0)
+                numbers.append(kept.abs().amax().to(self.team.sum_dtype))
+        most = torch.stack(numbers).tolist()
+        return {key: a * b for key, a, b in zip(keys, most, squares, strict=True)}
+
+    def _ratios(self, scale: float) -> list[list[float]]:
+        """What the shares of gradients lack that left before all samples had come, ``[flight]
+        [rank]``: ranks may have seen more by different factors."""
+        ratios = torch.zeros(len(self.flights), self.team.size, dtype=torch.float64)
+        for index, flight in enumerate(self.flights):
+            same = flight.scale == scale
+            ratios[index, self.team.rank] = 1.0 if same else (scale / flight.scale) ** 2
+        everyone: list[list[float]] = self.team.total(ratios.flatten()).view_as(ratios).tolist()
+        return everyone
+
+    def _arrivals(self, ratios: list[list[float]] | None) -> dict[FactorId, Tensor]:
         """Shares added up in the order of the ranks, so that every keeper gets the same sum."""
         found: dict[FactorId, Tensor] = {}
-        for flight in self.flights:
+        for index, flight in enumerate(self.flights):
             shares = {factor: {self.team.rank: own} for factor, own in flight.own.items()}
             for message, data in flight.shipment.arrived(flight.pending):
                 assert isinstance(message.op, Reduce)
@@ -200,12 +244,18 @@ class Reducer:
             for factor, by_rank in shares.items():
                 block, name = self.team.blocks[factor[0]], factor[1]
                 total = torch.zeros_like(by_rank[self.team.rank], dtype=self.team.sum_dtype)
+                by_gradients = block.factors[name].of_gradients
                 for rank in sorted(by_rank):
-                    total += by_rank[rank]
-                if block.factors[name].of_gradients and flight.scale != scale:
-                    total *= (scale / flight.scale) ** 2  # more samples came after it had left
+                    lacks = ratios[index][rank] if ratios and by_gradients else 1.0
+                    total.add_(by_rank[rank], alpha=lacks)
+                total *= self._unit.get(factor, 1.0)
                 if self.team.wire.packed:
                     total = block.forms[name].unpack(total)
                 found[factor] = found[factor] + total if factor in found else total
         self.flights = []
         return found
+
+
+def _unit(most: float) -> float:
+    """A power of two, so that dividing by it rounds nothing, of which ``most`` is at most 2^15."""
+    return ldexp(1.0, frexp(most)[1] - 15) if most and isfinite(most) else 1.0

@@ -1,6 +1,5 @@
 """Which factors are decomposed anew, doing so where the plan says, and sharing the parts."""
 
-
 import torch
 from torch import Tensor
 
@@ -35,7 +34,7 @@ class Refresh:
         good, failed = self._agree(due, made)
         parts = self._share(made, good)
         for block, names in good.items():
-            block.install(parts[block])
+            block.install(parts[block], self.team.keeps[block])
             block.solved |= names
         for block, _ in failed:
             block.failures += 1

@@ -92,6 +92,7 @@ class Clocks:
                 f"{name} is Staggered but must be an int or a function of the step: one backward "
                 "pass updates all layers, so pass Staggered as refresh_every."
             )
+        self.name = name
         self.clocks = {key: Clock(interval, name) for key, interval in by_key.items()}
 
     @staticmethod

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from natgrad.comm.layouts import whole
 from natgrad.layers import SharedInput
 from natgrad.layers.base import real
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.capture import Pass, Use
 from natgrad.runtime.mixed import no_autocast
 from natgrad.runtime.timing import Stopwatch
-from natgrad.structures import Sums
+from natgrad.structures import Sum, Sums
 
 # Names the factors of a block that are to be updated in this step.
 Wanted = Callable[[Block], list[str]]
@@ -26,13 +27,14 @@ class Statistics:
         self.complete: Callable[[Block, Pass], None] | None = None  # of a block in a pass
         # The last input whose second moment was summed, and where: layers on one input (query, key,
         # value) need it once. Holding the input keeps its address from being used again.
-        self._last: tuple[Any, Tensor, Block] | None = None
+        self._last: tuple[Any, Tensor, Block, Sum] | None = None
 
     @torch.no_grad()
     def add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int = 0) -> None:
         """``draw`` counts the gradients of one forward pass; inputs are added with the first."""
         block, _ = use
-        self._add(use, x, g, this, draw, self.wanted(block))
+        # Until now activations stay as they are spread; all ranks of a layer come here together.
+        self._add(use, whole(x), whole(g), this, draw, self.wanted(block))
         this.added[block] += 1
         if self.complete is not None and not draw and this.added[block] == this.calls[block]:
             self.complete(block, this)
@@ -75,14 +77,14 @@ class Statistics:
             last = self._last
             shared = last is not None and last[0] == key and last[2] is not block
             if last is not None and shared and not block.structure.pooled:
-                source = last[2].sums["A"]
+                source = last[3]  # which the block itself may have sent off already
                 mine["A"].kept.add_(source.kept)
                 mine["A"].count += source.count
                 block.twin = last[2]
                 return rest
             block.structure.add(layer, x, g, mine)
             # Only a sum that holds nothing else can be handed on.
-            self._last = (key, x, block) if fresh and mine["A"].count else None
+            self._last = (key, x, block, mine["A"]) if fresh and mine["A"].count else None
             return rest
         block.structure.add(layer, x, g, mine)
         return rest

@@ -2,19 +2,28 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from natgrad.comm.base import Communicator, Pending
-from natgrad.comm.layouts import Box, DeviceMesh, ProcessGroup, box_of, gradients_are_local
+from natgrad.comm.layouts import (
+    Box,
+    DeviceMesh,
+    ProcessGroup,
+    box_of,
+    gradients_are_local,
+    is_sharded,
+)
 from natgrad.errors import SettingError
 from natgrad.inverses import Inverse
 from natgrad.layers.base import real
 from natgrad.placement import Plan, Strategy, World
 from natgrad.placement.ops import Message, Op
+from natgrad.runtime.agreement import Together
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.ranges import check_whole
 from natgrad.runtime.settings import Clocks
@@ -55,10 +64,11 @@ class Team:
         self.dtype = _promoted(dtypes)  # of decompositions
         self.sum_dtype = _promoted(real(p.dtype) for b in blocks for p in b.parameters)
         self.wire_dtype = wire_dtype or self.sum_dtype
+        self.units = self.wire_dtype == torch.float16  # too narrow for numbers as they are
         self.gradient_dtype = _promoted(p.dtype for b in blocks for p in b.parameters)
-        boxes = comm.gather([[_boxes(block) for block in blocks]])
+        boxes = comm.gather([_boxes(block) for block in blocks])
         specs = [
-            _spec(block, [rank[0][index] for rank in boxes], wire)
+            _spec(block, [theirs[index] for theirs in boxes], wire)
             for index, block in enumerate(blocks)
         ]
         world = replace(
@@ -69,8 +79,16 @@ class Team:
             kept_factor_bytes=blocks[0].dtype.itemsize,
             kept_inverse_bytes=self.dtype.itemsize,
             bucket_bytes=wire.bucket_bytes,
+            units=self.units,
         )
-        self.plan: Plan = placement(specs, world)
+        with Together(comm) as agreed:
+            self.plan: Plan = placement(specs, world)
+            agreed.words = {
+                "who adds up gradients": "K-FAC" if world.gradients_are_local else "DDP or FSDP",
+                "placement": self.plan.strategy,
+                "wire": repr(wire),
+                "the plan": f"{self.plan.fingerprint():x}",
+            }
         self.blocks = {block.name: block for block in blocks}
         self.order = {block: index for index, block in enumerate(blocks)}
         plan, rank = self.plan, self.rank
@@ -80,7 +98,6 @@ class Team:
             for b in blocks
         }
         self.applies = [b for b in blocks if rank in plan.workers[b.name]]
-        self._agree()
 
     @property
     def alone(self) -> bool:
@@ -90,14 +107,6 @@ class Team:
         """Sums over all ranks, in float64: for what they must agree on."""
         mine = torch.as_tensor(numbers, dtype=torch.float64)
         return mine if self.alone else self.comm.total(mine, "agreement").wait()
-
-    def _agree(self) -> None:
-        prints = self.comm.gather(self.plan.fingerprint())
-        if odd := [rank for rank, other in enumerate(prints) if other != prints[0]]:
-            raise SettingError(
-                f"Ranks {odd} have another plan than rank 0: pass the same placement, intervals "
-                "and wire settings to KFAC on every rank."
-            )
 
 
 def world_of(
@@ -110,6 +119,7 @@ def world_of(
         update_every=updates.usual(),
         refresh_every=refreshes.usual(),
         joint=inverse.joint,
+        sharded=any(is_sharded(p) for p in model.parameters() if p.requires_grad),
     )
 
 
@@ -178,6 +188,7 @@ def _spec(block: Block, boxes: list[list[Box]], wire: Wire) -> BlockSpec:
             for box, ranks in sorted(holders.items())
             if (piece := Piece(index, box, tuple(ranks))).numel
         ]
+    _check_cover(block, pieces)
     structure = block.structure
     return BlockSpec(
         block.name,
@@ -190,6 +201,24 @@ def _spec(block: Block, boxes: list[list[Box]], wire: Wire) -> BlockSpec:
         together=len(block.layers) > 1 or not block.inverse.joint,
         in_basis=structure.in_basis,
     )
+
+
+def _check_cover(block: Block, pieces: list[Piece]) -> None:
+    """Raise if not every number of the gradient is held by one piece, exactly."""
+    held = sum(piece.numel for piece in pieces)
+    apart = True
+    for index, parameter in enumerate(block.parameters):
+        own = [piece.box for piece in pieces if piece.parameter == index]
+        for axis in range(parameter.ndim):
+            ends = sorted({box[axis] for box in own})
+            apart &= all(one[1] <= other[0] for one, other in pairwise(ends))
+    if held != prod(block.shape) or not apart:
+        raise SettingError(
+            f"{block.kind} {block.name!r} is cut in a way that its parameters do not tell: of its "
+            f"{prod(block.shape)} numbers the ranks hold {held}{'' if apart else ', some twice'}. "
+            "Cut it with parallelize_module and fully_shard alone, or leave it out with "
+            "exclude=[...]."
+        )
 
 
 def _factor(block: Block, name: str, wire: Wire) -> FactorSpec:

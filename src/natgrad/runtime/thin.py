@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.comm.layouts import is_sharded
 from natgrad.layers.linear import Linear
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.hooks import Hook, in_backward, remove
@@ -122,6 +123,7 @@ def _candidate(block: Block) -> bool:
         len(block.layers) == 1
         and type(layer) is Linear
         and layer.weight is not None
+        and not is_sharded(layer.weight)
         and isinstance(block.structure, Kronecker)
         and not block.inverse.joint  # a joint damping needs the product
         and block.device.type == "cpu"  # the check would make an accelerator wait

@@ -9,7 +9,8 @@ from natgrad.errors import CaptureError
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.capture import Capture
 from natgrad.runtime.factors import Estimate
-from natgrad.runtime.reduction import Reducer
+from natgrad.runtime.gradients import missing_somewhere
+from natgrad.runtime.reduction import Reducer, Totals
 from natgrad.runtime.settings import Clocks, Values
 from natgrad.runtime.statistics import Statistics
 from natgrad.runtime.team import Team
@@ -38,8 +39,11 @@ class Update:
         if not totals.samples and totals.passes:  # an empty batch says nothing of the curvature
             return []
         blocks = list(self.team.blocks.values())
+        for block in blocks:  # ranks that precondition by themselves would not notice
+            if 0 < (count := totals.gradients.get(block.name, 0)) < self.team.size:
+                raise missing_somewhere(block, count, self.team)
         if not totals.samples or not any(totals.counts.values()):
-            self._complain_of_silence(step, blocks)
+            self._complain_of_silence(step, blocks, totals)
             return []
         estimates = [block.estimate(news[block]) for block in blocks]
         for block, estimate, fits in zip(blocks, estimates, self._fit(estimates), strict=True):
@@ -72,8 +76,10 @@ class Update:
         )
         return (bad if self.team.alone else self.team.total(bad)) == 0
 
-    def _complain_of_silence(self, step: int, blocks: list[Block]) -> None:
-        if all(p.grad is None for block in blocks for p in block.parameters):
+    def _complain_of_silence(self, step: int, blocks: list[Block], totals: Totals) -> None:
+        everywhere = totals.gradients.values()  # all ranks must complain, or none
+        here = (p.grad is not None for block in blocks for p in block.parameters)
+        if not any(here if self.team.alone else everywhere):
             return
         if self.curvature.observes:
             why = f"{self.curvature!r} saw no output: call kfac.observe(output) before backward()"

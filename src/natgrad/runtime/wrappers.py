@@ -9,14 +9,16 @@ from typing import Any
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
+from natgrad.comm.layouts import AVERAGING
+
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module that computes, inside of ``torch.compile`` and data-parallel wrappers."""
     while True:
         if isinstance(model, OptimizedModule):
             model = model._orig_mod
-        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
+        elif isinstance(model, (*AVERAGING, nn.DataParallel)):
+            model = model.module  # type: ignore[assignment]
         else:
             return model
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from natgrad.linalg.correlation import ConvGeometry, Correlations
 from natgrad.linalg.forms import DiagonalForm, Triangle, slabs
 
 # Around the sizes at which the number of slabs changes.
@@ -106,3 +107,61 @@ def test_specs():
     assert Triangle(100, 2).spec.dim == 100
     assert DiagonalForm(5).spec.diagonal
     assert DiagonalForm(5).spec.batch == 1
+
+
+class TestPacking:
+    """What travels: no number twice."""
+
+    @pytest.mark.parametrize("batch", [1, 3])
+    @pytest.mark.parametrize("dim", [*DIMS, 512])
+    def test_a_triangle_has_every_pair_once(self, dim, batch):
+        form = Triangle(dim, batch)
+        assert form.sent == batch * dim * (dim + 1) // 2 <= form.numel
+        kept = torch.zeros(form.numel, dtype=torch.float64)
+        form.add_rows(kept, randn(batch, 3, dim))
+        packed = form.pack(kept)
+        assert packed.shape == (form.sent,)
+        assert packed.is_contiguous()
+        rows, columns = torch.triu_indices(dim, dim)
+        pairs = form.dense(kept)[:, rows, columns]  # the same numbers, in another order
+        assert torch.equal(packed.view(batch, -1).sort(1)[0], pairs.sort(1)[0])
+
+    @pytest.mark.parametrize("batch", [1, 3])
+    @pytest.mark.parametrize("dim", [*DIMS, 512])
+    def test_and_unpacked_it_is_the_same_matrix(self, dim, batch):
+        form = Triangle(dim, batch)
+        kept = torch.zeros(form.numel, dtype=torch.float64)
+        form.add_rows(kept, randn(batch, 3, dim))
+        back = form.unpack(form.pack(kept))
+        assert back.shape == kept.shape
+        assert torch.equal(form.dense(back), form.dense(kept))
+        assert torch.equal(form.trace(back), form.trace(kept))
+
+    def test_slabs_are_whole_again(self):
+        """What is below the diagonal of a slab is never read, but a running average holds it."""
+        form = Triangle(200, 2)
+        kept = torch.zeros(form.numel, dtype=torch.float64)
+        form.add_rows(kept, randn(2, 3, 200))
+        assert torch.allclose(form.unpack(form.pack(kept)), kept, rtol=1e-14, atol=1e-14)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_of_any_precision(self, dtype):
+        form = Triangle(97)
+        packed = torch.randn(form.sent).to(dtype)
+        back = form.unpack(packed)
+        assert back.dtype == dtype
+        assert torch.equal(form.pack(back), packed)
+
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_correlations_are_sent_as_they_are_kept(self, bias):
+        form = Correlations(5, ConvGeometry((3, 3), ((1, 1), (1, 1))), bias)
+        assert form.sent == form.numel == 29 * 5**2 + bias * (9 * 5 + 1)
+        kept = randn(form.numel)
+        assert torch.equal(form.unpack(form.pack(kept)), kept)
+
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_diagonals_are_sent_as_they_are_kept(self, batch):
+        form = DiagonalForm(7, batch)
+        assert form.sent == form.numel == 7 * batch
+        kept = randn(7 * batch)
+        assert torch.equal(form.unpack(form.pack(kept)), kept)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from natgrad.placement import (
+    Agreement,
     CommOpt,
     Gather,
     Hybrid,
@@ -73,6 +74,26 @@ class TestSent:
 
     def test_others_are_left_alone_if_their_gradients_are_not_local(self):
         assert CommOpt()(mlp(4), World(4)).sent(0, other_numbers=5).gradients == 0
+
+    def test_agreement_by_hand(self):
+        """2 ranks, one layer with A and G: sums of float64, which each rank sends once."""
+        blocks = [linear("one", 3, 2, 2)]
+        plan = MemOpt()(blocks, World(2))
+        update = 5 + 2 + 2  # of the step, of the block, of the factors
+        assert plan.sent(0).agreement == Agreement(8 * update, 8 * 4, 8 * 2)
+        assert plan.sent(0) != plan.sent(1)
+        assert plan.sent(0).agreement == plan.sent(1).agreement
+        stays = CommOpt()(blocks, World(2))
+        assert stays.sent(0).agreement == Agreement(8 * update, 8 * 4, 0)
+        units = MemOpt()(blocks, World(2, units=True))
+        assert units.sent(0).agreement.update == 8 * (update + 2)
+        alone = MemOpt()([linear("one", 3, 2, 1)], World(1))
+        assert alone.sent(0).agreement == Agreement(0, 0, 0)
+
+    def test_gradients_that_nobody_has_whole_are_asked_for_at_every_step(self):
+        plan = MemOpt()([linear("one", 3, 2, 2, sharded)], World(2, sharded=True))
+        assert plan.sent(0).agreement.apply == 8 * 2  # those of blocks show in the KL clip
+        assert plan.sent(0, other_numbers=7).agreement.apply == 8 * 3
 
     def test_packed_factors_weigh_half(self):
         """O10."""

@@ -1,0 +1,17 @@
+"""All commands under one name, a file each."""
+
+import typer
+
+from natgrad.cli.bench import bench
+from natgrad.cli.plan import plan
+
+app = typer.Typer(
+    help="K-FAC for PyTorch: plan a run on many ranks, and see what its messages hide behind.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(no_args_is_help=True)(plan)
+app.command(no_args_is_help=True)(bench)

@@ -1,0 +1,222 @@
+"""`natgrad plan`: who does what, and what every placement would cost, before anything runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from natgrad import KFAC, SettingError
+from natgrad.cli import networks, options
+from natgrad.placement import (
+    Auto,
+    Cluster,
+    CommOpt,
+    Hybrid,
+    Local,
+    MemOpt,
+    Plan,
+    ReduceScatter,
+    Strategy,
+    World,
+    simulate,
+)
+from natgrad.specs import BlockSpec, Piece
+from natgrad.tables import Column, Table, bytes_text, seconds_text
+
+
+def plan(
+    network: options.NetworkOption,
+    ranks: options.RanksOption,
+    placement: options.PlacementOption = options.PlacementName.AUTO,
+    fraction: options.FractionOption = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Most that a rank may keep of factors and inverses, such as 2GiB."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="FLOPS,BANDWIDTH,LATENCY",
+            help="Of one rank: operations a second, bytes a second, seconds.",
+        ),
+    ] = "1e13,1e10,2e-5",
+    layout: options.LayoutOption = options.Layout.DDP,
+    inverse: options.InverseOption = options.InverseName.EIGEN,
+    update_every: options.UpdateOption = 10,
+    refresh_every: options.RefreshOption = 100,
+    wire_dtype: Annotated[
+        options.WireDtype, typer.Option(help="Of factors that travel.")
+    ] = options.WireDtype.FLOAT32,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the plan, as .png, .pdf or .svg.")
+    ] = None,
+    short: Annotated[bool, typer.Option("--short", help="Only compare the placements.")] = False,
+) -> None:
+    """Print who keeps, decomposes and preconditions what, and compare the placements.
+
+    Nothing is trained, and named networks are not even allocated. Seconds are those of a simple
+    model of the machines: computations at --cluster's speed, every exchange at its bandwidth after
+    its latency, nothing hidden behind anything.
+
+    natgrad plan --network resnet50 --ranks 64 --placement hybrid --fraction 0.25
+    """
+    machines = options.cluster(cluster)
+    limit = None if memory_limit is None else options.size(memory_limit, "--memory-limit")
+    strategy = options.placement(placement, fraction, limit, machines)
+    kfac = KFAC(
+        networks.find(network).shapes(),
+        kl_clip=None,
+        inverse=inverse.made(),
+        update_every=update_every,
+        refresh_every=refresh_every,
+        wire_dtype=wire_dtype.made(),
+    )
+    blocks, world = spread(kfac, ranks, layout)
+    compared = Comparison(blocks, world, machines, limit)
+    what = f"{network} on {ranks} rank{'' if ranks == 1 else 's'}, {layout.value}, {inverse.value}"
+    title = f"Placements of {what}"
+    try:
+        chosen = strategy(blocks, world)
+    except SettingError:  # the others may show what would be possible
+        typer.echo(compared.table(title))
+        raise
+    typer.echo(compared.table(title, chosen))
+    if not short:
+        typer.echo(f"\n{chosen}")
+    if limit is not None and not compared.fits(chosen):
+        raise SettingError(
+            f"{chosen.strategy} keeps {bytes_text(compared.memory(chosen))} on a rank but "
+            f"--memory-limit is {bytes_text(limit)}: raise it, or pass --placement auto."
+        )
+    if draw is not None:
+        save(chosen, draw)
+        typer.echo(f"\nThe plan is drawn in {draw}.")
+
+
+def spread(kfac: KFAC, ranks: int, layout: options.Layout) -> tuple[tuple[BlockSpec, ...], World]:
+    """The blocks of a model on one process as they would lie on many."""
+    everyone = tuple(range(ranks))
+    sharded = layout is options.Layout.FSDP
+    found = []
+    for spec, block in zip(kfac.plan.blocks, kfac.blocks, strict=True):
+        pieces: list[Piece] = []
+        for piece in spec.pieces:
+            if sharded:
+                pieces += _shards(piece, len(block.parameters[piece.parameter]), ranks)
+            else:
+                pieces.append(replace(piece, holders=everyone))
+        found.append(replace(spec, pieces=tuple(pieces)))
+    local = layout is options.Layout.PLAIN and ranks > 1
+    world = replace(kfac.plan.world, size=ranks, gradients_are_local=local, sharded=sharded)
+    return tuple(found), world
+
+
+def _shards(piece: Piece, rows: int, ranks: int) -> list[Piece]:
+    """Rank r has the r-th of equal slices of a parameter's rows, the last of which may be short."""
+    each = -(-rows // ranks)
+    start, stop = piece.box[0]
+    shards = []
+    for rank in range(ranks):
+        first, last = max(start, rank * each), min(stop, (rank + 1) * each)
+        if first < last:
+            shards.append(replace(piece, box=((first, last), *piece.box[1:]), holders=(rank,)))
+    return shards
+
+
+def save(plan: Plan, path: Path) -> None:
+    try:
+        plan.draw(path)
+    except ModuleNotFoundError as error:
+        raise SettingError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"The plan cannot be drawn to --draw {path} ({error}): name a file that ends in .png, "
+            ".pdf or .svg in a folder that exists."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All placements of the same blocks, priced by the simulator."""
+
+    blocks: Sequence[BlockSpec]
+    world: World
+    cluster: Cluster
+    memory_limit: int | None
+
+    def plans(self) -> dict[str, Plan]:
+        """By name; those that come to the same are under one."""
+        size = self.world.size
+        between = [k for k in range(2, size) if size % k == 0]
+        strategies: list[Strategy] = [MemOpt(), *(Hybrid(k / size) for k in between), CommOpt()]
+        found: dict[object, tuple[list[str], Plan]] = {}
+        for strategy in (*strategies, ReduceScatter(), Local()):
+            plan = strategy(self.blocks, self.world)
+            names, _ = found.setdefault(_ops(plan), ([], plan))
+            names.append(plan.strategy)
+        return {" = ".join(names): plan for names, plan in found.values()}
+
+    def memory(self, plan: Plan) -> int:
+        return max(plan.memory(rank).total for rank in plan.world.ranks)
+
+    def fits(self, plan: Plan) -> bool:
+        return self.memory_limit is None or self.memory(plan) <= self.memory_limit
+
+    def sent(self, plan: Plan) -> float:
+        """Bytes in an average step, of the rank that sends most."""
+        update, refresh = self.world.update_every, self.world.refresh_every
+        return max(
+            sent.gradients
+            + sent.agreement.apply
+            + (sent.factors + sent.agreement.update) / update
+            + (sent.inverses + sent.agreement.refresh) / refresh
+            for sent in plan.sent_by_all()
+        )
+
+    def table(self, title: str, chosen: Plan | None = None) -> Table:
+        world = self.world
+        rows = []
+        best = self._best()
+        for name, plan in self.plans().items():
+            times = simulate(plan, self.cluster)
+            notes = {
+                "chosen": chosen is not None and _ops(plan) == _ops(chosen),
+                "Auto": best is not None and _ops(plan) == _ops(best),
+                "above the limit": not self.fits(plan),
+            }
+            step = times.step_seconds(world.update_every, world.refresh_every)
+            rows.append(
+                (
+                    name,
+                    seconds_text(step),
+                    seconds_text(max(times.update)),
+                    seconds_text(max(times.refresh)),
+                    seconds_text(max(times.apply)),
+                    bytes_text(self.sent(plan)),
+                    bytes_text(self.memory(plan)),
+                    ", ".join(note for note, true in notes.items() if true),
+                )
+            )
+        names = ("average step", "update", "refresh", "apply", "sent a step", "memory")
+        columns = (Column("placement"), *(Column(n, "right") for n in names), Column(""))
+        footer = (
+            f"updates every {world.update_every} and refreshes every {world.refresh_every} steps, "
+            f"simulated at {self.cluster.flops:g} flop/s, {self.cluster.bandwidth:g} B/s and "
+            f"{self.cluster.latency:g} s; bytes of the rank with most; K-FAC alone, without what "
+            f"{'else the model' if world.gradients_are_local else 'DDP or FSDP'} does"
+        )
+        return Table(title, columns, tuple(rows), footer)
+
+    def _best(self) -> Plan | None:
+        try:
+            return Auto(self.memory_limit, cluster=self.cluster)(self.blocks, self.world)
+        except SettingError:  # nothing fits
+            return None
+
+
+def _ops(plan: Plan) -> object:
+    return plan.update, plan.refresh, plan.apply

@@ -1,0 +1,147 @@
+"""The tensors of a state, one by one: where each of them lives under a plan, and its sizes."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from natgrad.runtime.blocks import Block
+from natgrad.runtime.factors import RunningFactor
+from natgrad.runtime.team import Team
+from natgrad.specs import Ranks
+
+Kind = Literal["factors", "parts"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``part``: "mean", "weight" or "change" of a running average, or the how manieth part of a
+    decomposition. ``ranks`` have it, all with the same numbers."""
+
+    block: Block
+    factor: str
+    kind: Kind
+    part: str | int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    ranks: Ranks
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}:{self.factor}:{self.part}:{self.block.name}"
+
+    @property
+    def here(self) -> Tensor | None:
+        """What this rank has of it now."""
+        if isinstance(self.part, int):
+            parts = self.block.parts.get(self.factor)
+            return None if parts is None else parts[self.part]
+        running = self.block.running.get(self.factor)
+        if running is None:
+            return None
+        found: Tensor = getattr(running, self.part)
+        return found
+
+    def copy(self, value: Tensor | None) -> Tensor:
+        """``value``, or zeros, as a tensor of its own with the right dtype and device."""
+        if value is None:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.block.device)
+        return value.detach().to(self.block.device, self.dtype, copy=True).contiguous()
+
+
+def part_shapes(block: Block, factor: str) -> tuple[tuple[int, ...], ...]:
+    """Of the tensors that precondition for a factor; one in the basis of others is itself one."""
+    spec = block.forms[factor].spec
+    in_basis = factor in block.structure.in_basis
+    return ((spec.batch, spec.dim),) if in_basis else block.inverse.shapes(spec)
+
+
+def entries(team: Team) -> Iterator[Entry]:
+    """All that a state can have, in the same order at every world size."""
+    for block in team.blocks.values():
+        numbers = torch.promote_types(block.dtype, torch.float32)
+        for name, form in block.forms.items():
+            keepers = team.plan.keepers[block.name, name]
+            yield Entry(block, name, "factors", "mean", (form.numel,), block.dtype, keepers)
+            for part in ("weight", "change"):
+                yield Entry(block, name, "factors", part, (), numbers, keepers)
+            holders = team.plan.holders.get((block.name, name), ())
+            if holders:
+                for index, shape in enumerate(part_shapes(block, name)):
+                    yield Entry(block, name, "parts", index, shape, numbers, holders)
+
+
+def saved(state: Mapping[str, Any], team: Team) -> Iterator[Entry]:
+    """The entries that a state says to have."""
+    for entry in entries(team):
+        if entry.factor in state["blocks"][entry.block.name]["saved"][entry.kind]:
+            yield entry
+
+
+def install(blocks: Iterable[Block], tensors: Mapping[Entry, Tensor]) -> None:
+    """Let blocks have these tensors, which are not copied, and no others."""
+    for block in blocks:
+        block.running, block.parts, block.sums = {}, {}, {}
+        block.version += 1
+    for entry, tensor in tensors.items():
+        block, name = entry.block, entry.factor
+        if isinstance(entry.part, int):
+            block.parts[name] = (*block.parts.get(name, ()), tensor)
+            continue
+        if name not in block.running:
+            block.running[name] = RunningFactor(block.forms[name], block.dtype, block.device)
+        setattr(block.running[name], entry.part, tensor)
+
+
+def gathered(team: Team, wanted: Sequence[Entry]) -> Iterator[tuple[Entry, Tensor]]:
+    """Copies of the tensors of all ranks, each from the first rank that has it.
+
+    They travel as bytes, about ``bucket_bytes`` at a time whatever their sizes."""
+    copies = [
+        (entry, entry.copy(entry.here if team.rank == entry.ranks[0] else None)) for entry in wanted
+    ]
+    if not team.alone:
+        by_source: list[list[Tensor]] = [[] for _ in range(team.size)]
+        for entry, copy in copies:
+            by_source[entry.ranks[0]].append(copy)
+        _spread(team, [_Bytes(tensors) for tensors in by_source])
+    yield from copies
+
+
+def _spread(team: Team, streams: "list[_Bytes]") -> None:
+    """Write what rank r has in ``streams[r]`` to ``streams[r]`` on all ranks."""
+    step = max(1, team.wire.bucket_bytes // team.size)  # a rank sends as many copies as others are
+    device = next(iter(team.blocks.values())).device
+    for first in range(0, max(stream.size for stream in streams), step):
+        sizes = [min(max(0, stream.size - first), step) for stream in streams]
+        own, receive = sizes[team.rank], list(sizes)
+        send = [own] * team.size
+        send[team.rank] = receive[team.rank] = 0
+        mine = list(streams[team.rank].views(first, first + own))
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        buffer = torch.cat([nothing, *mine]).repeat(team.size - 1)
+        arrived = team.comm.exchange(buffer, send, receive, "state").wait()
+        for rank, piece in enumerate(arrived.split(receive)):
+            if rank != team.rank:
+                views = list(streams[rank].views(first, first + sizes[rank]))
+                for view, part in zip(views, piece.split([len(v) for v in views]), strict=True):
+                    view.copy_(part)
+
+
+class _Bytes:
+    """Contiguous tensors as one string of bytes."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.parts = [t.view(-1).view(torch.uint8) for t in tensors if t.numel()]
+        self.starts = list(accumulate((len(part) for part in self.parts), initial=0))
+        self.size = self.starts[-1]
+
+    def views(self, first: int, end: int) -> Iterator[Tensor]:
+        """The bytes from ``first`` to ``end``, in pieces that can be written to."""
+        for start, part in zip(self.starts, self.parts, strict=False):
+            low, high = max(0, first - start), min(len(part), end - start)
+            if low < high:
+                yield part[low:high]

@@ -1,0 +1,124 @@
+"""A state in the hands of all ranks: each saves what it keeps and loads what its plan calls for."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natgrad.comm.checkpoints import Folder, read, write
+from natgrad.errors import CheckpointError, SettingError
+from natgrad.runtime.checkpoint import Kept, resume, summary
+from natgrad.runtime.entries import Entry, entries, saved
+from natgrad.runtime.validation import DAMAGED, check_tensor, check_together
+
+NAME = "kfac"
+HEADER = "header"
+
+
+class Shards:
+    """This rank's share of a preconditioner's state, as ``torch.distributed.checkpoint`` takes it::
+
+        dcp.save({"model": model, "kfac": kfac.shards()}, checkpoint_id=folder)
+        dcp.load({"model": model, "kfac": kfac.shards()}, checkpoint_id=folder)
+
+    Its keys and sizes follow from the model and the settings alone, zeros stand for what is not
+    there yet: so a new KFAC knows what to ask a checkpoint for, at any world size and placement.
+    All ranks must call its methods together.
+    """
+
+    def __init__(self, kfac: Kept, done: Callable[[], None]) -> None:
+        self.kfac, self.done = kfac, done
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all that this rank keeps. ``header``: everything else, as JSON."""
+        header = json.dumps(_to_json(summary(self.kfac)))
+        return {HEADER: header, **{e.key: e.copy(e.here) for e in self._entries()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave, here or elsewhere. One that does not fit changes nothing."""
+        header = check_together(
+            self.kfac,
+            lambda: _from_json(state.get(HEADER)),
+            lambda header: self._check(header, state),
+        )
+        found = {entry: entry.copy(state[entry.key]) for entry in self._saved(header)}
+        resume(self.kfac, header, found)
+        self.done()
+
+    def check(self, header: Any) -> None:
+        """Raise, on all ranks, if a header is that of a state that does not fit."""
+        check_together(self.kfac, lambda: _from_json(header), lambda _: None)
+
+    def _check(self, header: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        for entry in self._saved(header):
+            what = f"The state of block {entry.block.name!r}, {entry.kind} {entry.factor},"
+            check_tensor(state.get(entry.key), entry.shape, what)
+
+    def _entries(self) -> list[Entry]:
+        rank = self.kfac.team.rank
+        return [entry for entry in entries(self.kfac.team) if rank in entry.ranks]
+
+    def _saved(self, header: Mapping[str, Any]) -> list[Entry]:
+        rank = self.kfac.team.rank
+        return [entry for entry in saved(header, self.kfac.team) if rank in entry.ranks]
+
+
+def save(shards: Shards, folder: Folder, beside: Mapping[str, Any]) -> None:
+    _check_names(beside)
+    state = {name: _value(item) for name, item in {**beside, NAME: shards}.items()}
+    write(shards.kfac.comm, folder, state)
+
+
+def load(shards: Shards, folder: Folder, beside: dict[str, Any]) -> None:
+    _check_names(beside)
+    comm = shards.kfac.comm
+    header: dict[str, Any] = {NAME: {HEADER: ""}}
+    read(comm, folder, header)
+    shards.check(header[NAME][HEADER])  # before anything is read into the model
+    items = {**beside, NAME: shards}
+    state = {name: _value(item) for name, item in items.items()}
+    read(comm, folder, state)
+    for name, item in items.items():
+        if _has_state(item):
+            item.load_state_dict(state[name])
+        else:
+            beside[name] = state[name]
+
+
+def _check_names(beside: Mapping[str, Any]) -> None:
+    if NAME in beside:
+        raise SettingError(
+            f"beside has a {NAME!r}, which is what the state of K-FAC itself is saved as: give it "
+            "another name."
+        )
+
+
+def _has_state(item: Any) -> bool:
+    return hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
+
+
+def _value(item: Any) -> Any:
+    return item.state_dict() if _has_state(item) else item
+
+
+def _to_json(state: dict[str, Any]) -> dict[str, Any]:
+    generators = state["generator"]
+    if generators is not None:
+        generators = [bytes(one.tolist()).hex() for one in generators]
+    return {**state, "generator": generators}
+
+
+def _from_json(text: Any) -> Any:
+    try:
+        state = json.loads(text)
+        if state["generator"] is not None:
+            state["generator"] = [_generator(one) for one in state["generator"]]
+    except (TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"The header of the state cannot be read: {DAMAGED}") from error
+    return state
+
+
+def _generator(text: str) -> Tensor:
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

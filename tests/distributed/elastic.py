@@ -1,0 +1,89 @@
+"""A training run for torchrun that saves every other step and goes on from there, whatever ended
+it; a rank can be told to kill itself once."""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from distributed.resuming import Training, run
+from natgrad.comm.checkpoints import Place
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layout", default="ddp")
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--stage", default="never")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--step", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    training = Training.here(run(options.layout))
+    progress = {"training": Everything(training), "step": 0}
+    last = options.folder / "last"
+    if last.exists():
+        training.kfac.load(last, progress)
+    victim = Victim(options, training)
+    with open(options.folder / "log", "a") as log:
+        print(f"rank {training.rank} from step {progress['step']}", file=log)
+    while progress["step"] < options.steps:
+        victim.prepare(progress["step"])
+        training.steps(progress["step"], progress["step"] + 1)
+        progress["step"] += 1
+        if progress["step"] % 2 == 0:
+            training.kfac.save(last, progress)
+    torch.save(training.weights(), options.folder / f"weights{training.rank}")
+    dist.destroy_process_group()
+
+
+class Everything:
+    """Model and optimizer."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def state_dict(self):
+        model, optimizer = get_state_dict(self.training.model, self.training.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state):
+        set_state_dict(
+            self.training.model,
+            self.training.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+
+
+class Victim:
+    def __init__(self, options: argparse.Namespace, training: Training) -> None:
+        kfac = training.kfac
+        self.at = options.step
+        self.mark = options.folder / "killed"
+        self.mine = training.rank == options.rank and not self.mark.exists()
+        self.where = {
+            "never": None,
+            "update": (kfac.reducer, "finish"),
+            "apply": (kfac.gradients, "give_back"),
+            "save": (Place, "replace"),
+        }[options.stage]
+
+    def prepare(self, step: int) -> None:
+        if self.mine and self.where is not None and step == self.at:
+            owner, name = self.where
+            setattr(owner, name, self.die)
+
+    def die(self, *_) -> None:
+        self.mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

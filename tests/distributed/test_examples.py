@@ -1,0 +1,102 @@
+"""The examples on several processes run under torchrun, and who does what changes no result."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.distributed
+
+
+def torchrun(name, ranks, *options):
+    """What rank 0 prints, and its last line."""
+    pytest.importorskip("sklearn")
+    # Standalone: at a port that is free, so that tests may run beside each other.
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    run = subprocess.run(
+        [sys.executable, *launcher, EXAMPLES / f"{name}.py", *map(str, options)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout, run.stdout.splitlines()[-1]
+
+
+def accuracy(line, steps):
+    found = re.fullmatch(rf"step {steps}: test loss [\d.]+, accuracy ([\d.]+)%", line)
+    assert found, line
+    return float(found[1])
+
+
+def sent(printed, purpose):
+    """Whether the table of traffic has bytes of that purpose."""
+    return re.search(rf"^  {purpose} +[\d.]+ [KM]iB", printed, re.MULTILINE) is not None
+
+
+def test_ddp_and_resuming(tmp_path):
+    """12 steps and 12 more, with another placement, are 24 steps."""
+    printed, straight = torchrun("ddp", 2, "--steps", 24, "--placement", "comm")
+    assert accuracy(straight, 24) > 75
+    assert "\nPlan CommOpt()\n" in printed
+    assert sent(printed, "factors")
+    assert not sent(printed, "gradients")
+
+    file = tmp_path / "run.pt"
+    first, _ = torchrun("ddp", 2, "--steps", 12, "--placement", "mem", "--checkpoint", file)
+    assert sent(first, "gradients")
+    second, resumed = torchrun("ddp", 2, "--steps", 24, "--checkpoint", file)
+    assert second.startswith("going on at step 12\n")
+    assert resumed == straight
+
+
+def test_fsdp():
+    """Each rank keeps about half of the inverses, and all of them where all ranks do."""
+    printed, line = torchrun("fsdp", 2, "--steps", 20)
+    assert accuracy(line, 20) > 90
+    assert "\nPlan MemOpt()\n" in printed
+    table = printed[printed.index("\nMemory\n") :]
+    rows = re.findall(r"^ +\d +(.+iB)$", table, re.MULTILINE)
+    assert len(rows) == 2
+    for row in rows:
+        sizes = [float(n) * {"K": 1, "M": 1024}[u] for n, u in re.findall(r"(\S+) (.)iB", row)]
+        _, inverses, _, replicated = sizes
+        assert 0.4 < inverses / replicated < 0.6
+    _, other = torchrun("fsdp", 2, "--steps", 20, "--placement", "comm")
+    assert other == line
+
+
+def test_tensor_parallel():
+    printed, line = torchrun("tensor_parallel", 4, "--steps", 20)
+    assert accuracy(line, 20) > 90
+    assert "\nPlan Hybrid(1/2)\n" in printed
+    _, other = torchrun("tensor_parallel", 4, "--steps", 20, "--placement", "mem")
+    assert other == line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found"), [(None, "was not started by torchrun"), (6, "is one of 6")]
+)
+def test_another_number_of_processes_is_refused(monkeypatch, ranks, found):
+    pytest.importorskip("sklearn")
+    spec = importlib.util.spec_from_file_location("ranks", EXAMPLES / "ranks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, "argv", ["examples/tensor_parallel.py"])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    with pytest.raises(SystemExit) as error:
+        module.start(needed=4)
+    assert error.value.code == (
+        f"tensor_parallel.py needs 4 processes, or a multiple of that, but {found}: run torchrun "
+        "--nproc-per-node=4 examples/tensor_parallel.py"
+    )

@@ -1,0 +1,201 @@
+"""How statistics travel changes no result, but for the rounding that a short dtype brings."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import natgrad
+from distributed.training import NETWORKS, Run, alone, batch, network, train, wrapped
+from natgrad import KFAC
+
+LAYOUTS = ("plain", "ddp", "fsdp")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TERMS = {"mlp": 1, "cnn": 1, "lm": 6}
+DAMPING = 100.0
+
+
+def trains(runs):
+    return [train(run)["weights"] for run in runs]
+
+
+@lru_cache(maxsize=64)
+def reference(name, ranks):
+    return alone(Run(name), ranks)
+
+
+def error(found, expected):
+    """The largest one of all weights, relative to the largest number of each."""
+    return max(
+        ((found[name] - weight).abs().max() / weight.abs().max()).item()
+        for name, weight in expected.items()
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_packing_and_buckets_change_nothing(world, name, layout):
+    """64 bytes are less than most factors have, so every exchange carries one of them."""
+    wires = [
+        natgrad.Wire(packed=packed, bucket_bytes=size)
+        for packed in (True, False)
+        for size in (64, 25 << 20)
+    ]
+    runs = [Run(name, layout, {"wire": wire, "placement": natgrad.MemOpt()}) for wire in wires]
+    for found in world.run(trains, runs, ranks=3):
+        for weights in found:
+            assert error(weights, reference(name, 3)) <= 1e-10
+
+
+# Short dtypes.
+
+
+def roundoff(dtype):
+    """The largest relative error of rounding to nearest."""
+    return torch.finfo(dtype).eps / 2
+
+
+def first_step(model, x, y, **kfac):
+    """Factors and weights after one step; the factors are those that this rank keeps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kfac = KFAC(model, optimizer, damping=DAMPING, kl_clip=None, **kfac)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    F.cross_entropy(model(x), y).backward()
+    kfac.step()
+    optimizer.step()
+    factors = {
+        (block.name, name): block.forms[name].dense(running.mean)
+        for block in kfac.blocks
+        for name, running in block.running.items()
+    }
+    steps = {
+        name.removeprefix("module."): p.detach() - before[name]
+        for name, p in model.named_parameters()
+    }
+    assert all(int(block.dropped) == 0 for block in kfac.blocks)
+    return factors, steps
+
+
+def first_steps(name, layout, dtypes):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    x, y = (t.chunk(ranks)[rank] for t in batch(name, 0, 4 * ranks))
+    more = {"terms_per_sample": TERMS[name]}
+    return [
+        first_step(wrapped(network(name), layout), x, y, wire_dtype=dtype, **more)
+        for dtype in dtypes
+    ]
+
+
+def assert_rounded(found, expected, roundoff):
+    """Every share of a factor is rounded once, which moves an entry of the sum by at most
+    ``roundoff sum |shares|``, and that is at most ``roundoff sqrt(F_ii F_jj)``, the shares being
+    sums of squares. Entries of a convolution's factor are sums of up to four such numbers."""
+    for key, factor in found.items():
+        moved = (factor.double() - expected[key]).abs().max()
+        assert moved <= 4 * roundoff * expected[key].abs().max(), key
+
+
+@pytest.mark.parametrize("layout", ["plain", "ddp"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_short_dtype_rounds_shares_once(world, name, layout):
+    """``|E_ij| <= u sqrt(F_ii F_jj)`` makes ``|E| <= u tr F``. A step ``(F + damping)^-1 g`` then
+    moves by at most ``|E| / damping`` of itself, for ``F = A x G`` by 2 u tr A tr G / damping."""
+    factors, steps = first_step(network(name), *batch(name, 0, 8), terms_per_sample=TERMS[name])
+    products = {}
+    for (block, _), factor in factors.items():
+        trace = factor.diagonal(dim1=1, dim2=2).sum().item()
+        products[block] = products.get(block, 1.0) * trace
+    products.pop("embed", None)  # the factors of two layers, first brought to one pair
+    moved = 2 * max(products.values()) / DAMPING
+    for found in world.run(first_steps, name, layout, DTYPES, ranks=2):
+        for dtype, (own, taken) in zip(DTYPES, found, strict=True):
+            assert_rounded(own, factors, roundoff(dtype))
+            bound = 4 * roundoff(dtype) * moved
+            assert bound < 0.1
+            for key, step in steps.items():
+                if not key.startswith("embed"):
+                    assert (taken[key] - step).norm() <= bound * step.norm(), (dtype, key)
+        assert any(not torch.equal(own[key], factors[key]) for own, _ in found for key in own)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_all_ranks_round_in_the_same_way(world, dtype, layout):
+    """Also where several of them keep a factor, as of three ranks and two blocks, and each adds the
+    shares up by itself."""
+    kfac = {"wire_dtype": dtype, "include": ["0", "2"], "placement": natgrad.ReduceScatter()}
+    runs = [Run("mlp", layout, kfac), Run("cnn", layout, {"wire_dtype": dtype})]
+    first, *others = world.run(trains, runs, ranks=3)
+    for found in others:
+        for weights, expected in zip(found, first, strict=True):
+            for name, weight in expected.items():
+                assert torch.equal(weights[name], weight), name
+    assert (error(first[1], reference("cnn", 3)) <= 1e-10) == (dtype == torch.float64)
+
+
+# float16 ends at 65504 and has nothing below 6e-8.
+
+
+class Bright(nn.Module):
+    """Inputs of 30 at 400 positions: sums of 360,000 a sample; gradients are tiny."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.conv(x).mean((2, 3)) * 1e-3)
+
+
+def bright(samples):
+    torch.manual_seed(1)
+    x = 30 + torch.randn(samples, 2, 20, 20)
+    return x, torch.randint(2, (samples,))
+
+
+def bright_steps(layout, dtypes):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    x, y = (t.chunk(ranks)[rank] for t in bright(8))
+    return [first_step(wrapped(Bright(), layout), x, y, wire_dtype=dtype) for dtype in dtypes]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_float16_neither_overflows_nor_vanishes(world, layout):
+    model = Bright().double()
+    x, y = bright(8)
+    factors, _ = first_step(model, x.double(), y)
+    assert factors["conv", "A"].abs().max() * 8 * 400 > 65504  # of sums
+    assert 0 < factors["conv", "G"].abs().max() < 6e-8  # of means
+    for found in world.run(bright_steps, layout, [torch.float16], ranks=2):
+        assert_rounded(found[0][0], factors, roundoff(torch.float16))
+
+
+def bright_and_broken():
+    """Rank 0 has an infinite input: nobody folds, and the next batch is as good as ever."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = Bright()
+    kfac = KFAC(model, update_every=1, kl_clip=None, wire_dtype=torch.float16, include="conv")
+    for step in range(2):
+        x, y = (t.chunk(ranks)[rank].clone() for t in bright(8))
+        if rank == 0 and step == 0:
+            x[0, 0, 0, 0] = float("inf")
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        kfac.step()
+    (block,) = kfac.blocks
+    means = {n: block.forms[n].dense(r.mean) for n, r in block.running.items()}
+    return int(block.dropped), means
+
+
+def test_numbers_that_are_none_are_dropped_in_float16(world):
+    model = Bright().double()
+    x, y = bright(8)
+    factors, _ = first_step(model, x.double(), y)
+    for dropped, means in world.run(bright_and_broken, ranks=2):
+        assert dropped == 1
+        assert_rounded({("conv", n): mean for n, mean in means.items()}, factors, 2**-11)

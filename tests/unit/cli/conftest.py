@@ -1,0 +1,39 @@
+"""Commands are called in this process, as from a shell."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from distributed.conftest import world
+from natgrad.cli import run
+
+__all__ = ["world"]
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """Without the line breaks and frames of a terminal's width."""
+        return " ".join(self.err.replace("│", " ").split())
+
+
+@pytest.fixture
+def natgrad(capsys, monkeypatch):
+    """``natgrad("plan", "--help")`` gives exit code and output."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> Said:
+        with pytest.raises(SystemExit) as end:
+            run(arguments)
+        code = end.value.code
+        captured = capsys.readouterr()
+        if isinstance(code, str):  # which Python would print
+            return Said(1, captured.out, captured.err + code)
+        return Said(code or 0, captured.out, captured.err)
+
+    return call

@@ -1,0 +1,93 @@
+"""Words of the command line become objects, or an error that says what to write."""
+
+import pytest
+
+from natgrad import Auto, Cluster, CommOpt, Hybrid, Local, MemOpt, ReduceScatter
+from natgrad.cli import options
+from natgrad.errors import SettingError
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("7", 7),
+        ("1e9", 10**9),
+        ("512MiB", 512 << 20),
+        ("2 GiB", 2 << 30),
+        ("1.5KiB", 1536),
+        ("40GB", 40 * 10**9),
+        ("3kb", 3000),
+        ("16B", 16),
+    ],
+)
+def test_sizes(text, bytes_):
+    assert options.size(text, "--x") == bytes_
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "0", "-1MiB", "3TiB", "1e999", "nan", "many"])
+def test_no_sizes(text):
+    with pytest.raises(SettingError) as error:
+        options.size(text, "--bucket")
+    assert str(error.value) == (
+        f"--bucket is {text!r}, which is no number of bytes: write one such as 512MiB, 40GB or 1e9."
+    )
+
+
+@pytest.mark.parametrize(("text", "share"), [("0.25", 0.25), ("1/4", 0.25), ("1", 1.0)])
+def test_fractions(text, share):
+    assert options.placement(options.PlacementName.HYBRID, text) == Hybrid(share)
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "-1/2", "1/0", "half"])
+def test_no_fractions(text):
+    with pytest.raises(SettingError) as error:
+        options.fraction(text)
+    assert str(error.value) == (
+        f"--fraction is {text!r} but must be above 0 and at most 1: write a share of the ranks "
+        "such as 0.25 or 1/4."
+    )
+
+
+@pytest.mark.parametrize("text", ["3,0", "3,x", "", "3x32"])
+def test_shapes(text):
+    assert options.shape("3,32,32") == (3, 32, 32)
+    with pytest.raises(SettingError) as error:
+        options.shape(text)
+    assert str(error.value) == (
+        f"--sample is {text!r}, which is no shape: write the sizes of one input, such as 3,32,32."
+    )
+
+
+@pytest.mark.parametrize("text", ["1e13", "1,2,3,4", "a,b,c"])
+def test_clusters(text):
+    assert options.cluster("2e12,1e9,1e-4") == Cluster(2e12, 1e9, 1e-4)
+    with pytest.raises(SettingError) as error:
+        options.cluster(text)
+    assert str(error.value) == (
+        f"--cluster is {text!r} but must be three numbers, operations a second, bytes a second "
+        "and seconds of latency of one rank: write them as in 1e13,1e10,2e-5."
+    )
+
+
+def test_placements():
+    machines = Cluster(1e12, 1e9, 1e-5)
+    names = options.PlacementName
+    assert options.placement(names.AUTO, None, 7, machines) == Auto(7, cluster=machines)
+    made = {name: options.placement(names(name), None) for name in ("mem", "comm", "scatter")}
+    assert made == {"mem": MemOpt(), "comm": CommOpt(), "scatter": ReduceScatter()}
+    assert options.placement(names.LOCAL, None) == Local()
+
+
+def test_a_fraction_belongs_to_hybrid():
+    with pytest.raises(SettingError) as error:
+        options.placement(options.PlacementName.COMM, "1/2")
+    assert str(error.value) == (
+        "--fraction 1/2 belongs to --placement hybrid but --placement is comm: leave one of them "
+        "out."
+    )
+    with pytest.raises(SettingError) as error:
+        options.placement(options.PlacementName.HYBRID, None)
+    assert str(error.value) == (
+        "--placement hybrid needs the share of ranks that precondition a layer: pass --fraction, "
+        "such as 0.25."
+    )
