@@ -42,6 +42,7 @@ def sent(printed, purpose):
     return re.search(rf"^  {purpose} +[\d.]+ [KM]iB", printed, re.MULTILINE) is not None
 
 
+@pytest.mark.slow
 def test_ddp_and_resuming(tmp_path):
     """12 steps and 12 more, with another placement, are 24 steps."""
     printed, straight = torchrun("ddp", 2, "--steps", 24, "--placement", "comm")
@@ -58,6 +59,7 @@ def test_ddp_and_resuming(tmp_path):
     assert resumed == straight
 
 
+@pytest.mark.slow
 def test_fsdp():
     """Each rank keeps about half of the inverses, and all of them where all ranks do."""
     printed, line = torchrun("fsdp", 2, "--steps", 20)
@@ -74,6 +76,7 @@ def test_fsdp():
     assert other == line
 
 
+@pytest.mark.slow
 def test_tensor_parallel():
     printed, line = torchrun("tensor_parallel", 4, "--steps", 20)
     assert accuracy(line, 20) > 90

@@ -15,7 +15,7 @@ import natgrad
 from distributed.layouts import PLACEMENTS, Case, assert_same, inside
 from distributed.parallel import EACH, TOKENS, cut, network, quiet, shard
 from distributed.training import weights
-from natgrad.comm.layouts import box_of, local
+from natgrad.comm.layouts import box_of, last_backward, local
 from natgrad.errors import SettingError
 
 # Ranks that see the same samples.
@@ -44,6 +44,13 @@ def test_gradients_are_put_together_only_where_they_are_preconditioned(world, pl
             assert found["shapes"] & shapes == (shapes if name in found["mine"] else set()), name
 
 
+@pytest.mark.parametrize("placement", ["mem", "comm"])
+def test_gradients_that_every_rank_has_are_not_copied(world, placement):
+    case = Case("chain", "replicated", placement=PLACEMENTS[placement])
+    for found in world.run(inside, case, ranks=2):
+        assert found["assembled"] == [set()] * 2
+
+
 @pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "hsdp + tp", "one batch", "fsdp", "hsdp"])
 def test_ranks_of_one_layer_count_the_same_samples(world, layout):
     results = world.run(inside, Case("tower", layout), ranks=4)
@@ -54,6 +61,23 @@ def test_ranks_of_one_layer_count_the_same_samples(world, layout):
         assert counts["first", "A"] == 4 * EACH * TOKENS
     peers = PEERS.get(layout, 1)
     assert [found["draws as"] for found in results] == [rank // peers * peers for rank in range(4)]
+
+
+def answers():
+    """Whether a backward pass counts as the last one before a step."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(network("tower"), mesh)
+    last = last_backward(model)
+    found = [last()]
+    for switch in (model.set_requires_gradient_sync, model.set_requires_all_reduce):
+        switch(False)
+        found.append(last())
+        switch(True)
+    return [*found, last()]
+
+
+def test_a_pass_without_any_sum_is_not_the_last(world):
+    assert world.run(answers, ranks=4) == [[True, False, False, True]] * 4
 
 
 def boxes(size):

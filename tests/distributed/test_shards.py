@@ -26,7 +26,7 @@ from natgrad.comm.base import Communicator
 WAYS = ["kfac", "dcp"]
 
 
-def save(run, folder, way="kfac", end=3):
+def save(run, folder, way="kfac", end=5):
     """By `KFAC.save`, or by the user's own call of torch."""
     training = Training.here(run).steps(0, end)
     beside = {"state": Others(training), "step": end}
@@ -199,8 +199,8 @@ class TestFolder:
 
     def test_is_replaced_by_the_next_one(self, world, tmp_path):
         """Also by one of fewer ranks, of which nothing may stay."""
-        world.run(save, run(), tmp_path / "last", "kfac", 5, ranks=3)
-        (first, *_) = world.run(save, run(), tmp_path / "last", "kfac", 3, ranks=2)
+        world.run(save, run(), tmp_path / "last", "kfac", 3, ranks=3)
+        (first, *_) = world.run(save, run(), tmp_path / "last", "kfac", 5, ranks=2)
         assert sorted(path.name for path in (tmp_path / "last").iterdir()) == [
             ".metadata",
             "__0_0.distcp",

@@ -109,7 +109,7 @@ def gradients_are_local(model: nn.Module) -> bool:
 
 def last_backward(model: nn.Module) -> Callable[[], bool] | None:
     """Tells, during a backward pass, whether it is the last one before a step; ``None`` if nothing
-    says so. DDP's ``no_sync`` and FSDP's ``set_requires_gradient_sync`` do."""
+    says so. DDP's ``no_sync`` and FSDP's ``set_requires_...`` do."""
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return lambda ddp=module: bool(ddp.require_backward_grad_sync)  # type: ignore[misc]
@@ -118,8 +118,7 @@ def last_backward(model: nn.Module) -> Callable[[], bool] | None:
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not sharded:
         return None
-
-    return lambda: all(group.reduce_grads for group in _fsdp_groups(sharded))
+    return lambda: all(g.reduce_grads and g.all_reduce_grads for g in _fsdp_groups(sharded))
 
 
 def first_peer(model: nn.Module, ranks: Sequence[int], rank: int) -> int:

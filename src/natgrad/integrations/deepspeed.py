@@ -6,6 +6,8 @@
     engine.backward(loss)
     kfac.step()
     engine.step()
+
+What ``engine.backward`` has averaged is where ``engine.step`` takes it from, not in ``.grad``.
 """
 
 import importlib

@@ -257,5 +257,7 @@ class Reducer:
 
 
 def _unit(most: float) -> float:
-    """A power of two, so that dividing by it rounds nothing, of which ``most`` is at most 2^15."""
-    return ldexp(1.0, frexp(most)[1] - 15) if most and isfinite(most) else 1.0
+    """A power of two, so that dividing by it rounds nothing, of which ``most`` is at most 2^15.
+
+    Its inverse is a float32, too: what is smaller than that allows counts for nothing."""
+    return ldexp(1.0, max(frexp(most)[1] - 15, -110)) if most and isfinite(most) else 1.0

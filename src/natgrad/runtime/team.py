@@ -106,7 +106,10 @@ class Team:
     def total(self, numbers: Sequence[float] | Tensor) -> Tensor:
         """Sums over all ranks, in float64: for what they must agree on."""
         mine = torch.as_tensor(numbers, dtype=torch.float64)
-        return mine if self.alone else self.comm.total(mine, "agreement").wait()
+        if self.alone:
+            return mine
+        device = next(iter(self.blocks.values())).device  # a backend may carry nothing else
+        return self.comm.total(mine.to(device), "agreement").wait()
 
 
 def world_of(

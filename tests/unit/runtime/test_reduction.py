@@ -266,11 +266,18 @@ def test_discarding_sends_what_other_ranks_wait_for():
     check(together(2, rank), samples=(1, 1))
 
 
-@pytest.mark.parametrize("most", [1e-300, 2**-20, 1.0, 3.0, 65504.0, 2.0**40, 1e300])
+@pytest.mark.parametrize("most", [1e-28, 2**-20, 1.0, 3.0, 65504.0, 2.0**40, 1e300])
 def test_units_are_powers_of_two_that_use_the_range_of_float16(most):
     unit = _unit(most)
     assert 2.0**14 <= most / unit < 2.0**15
     assert unit == 2.0 ** round(torch.tensor(unit, dtype=torch.float64).log2().item())
+
+
+@pytest.mark.parametrize("most", [1e-29, 1e-45, 1e-300, 5e-324])
+def test_units_are_not_so_small_that_their_inverse_is_infinite(most):
+    small = torch.tensor(most, dtype=torch.float32)
+    assert (small * (1.0 / _unit(most))).isfinite()
+    assert _unit(most) >= 2.0**-110
 
 
 @pytest.mark.parametrize("most", [0.0, float("inf"), float("nan")])
