@@ -183,7 +183,7 @@ def launch(folder, ranks, *options, restarts=2):
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     done = subprocess.run(

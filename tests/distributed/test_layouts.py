@@ -26,14 +26,15 @@ PEERS = {"tp": 4, "one batch": 4, "fsdp + tp": 2, "hsdp + tp": 2, "replicated + 
 
 
 @lru_cache(maxsize=64)
-def reference(network, method, replicas, reduction, users):
-    case = Case(network, method=method, reduction=reduction, users=users)
+def reference(network, method, replicas, reduction, clip, users):
+    case = Case(network, method=method, reduction=reduction, clip=clip, users=users)
     return alone(case, replicas)
 
 
 def check(world, case, ranks, replicas, placements=PLACEMENTS):
     """Weights, bytes that are kept, and bytes that a step without an update sends."""
-    expected = reference(case.network, case.method, replicas, case.reduction, case.users)
+    settings = (case.reduction, case.clip, case.users)
+    expected = reference(case.network, case.method, replicas, *settings)
     for results in world.run(train_each, case, placements, ranks=ranks):
         for placement, result in results.items():
             assert_same(result["weights"], expected, placement)
@@ -166,7 +167,13 @@ def test_accumulation_into_views_of_buckets(world):
 @pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "hsdp", "ddp", "one batch"])
 def test_the_loss_is_a_sum(world, layout):
     replicas = 4 // PEERS.get(layout, 1)
-    check(world, Case("tower", layout, reduction="sum"), 4, replicas, ENDS)
+    check(world, Case("tower", layout, reduction="sum", clip=None), 4, replicas, ENDS)
+
+
+@pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "fsdp", "replicated"])
+def test_steps_that_are_not_clipped(world, layout):
+    replicas = 4 // PEERS.get(layout, 1)
+    check(world, Case("tower", layout, clip=None), 4, replicas, ENDS)
 
 
 @pytest.mark.parametrize("reduced", [torch.float32, torch.bfloat16])

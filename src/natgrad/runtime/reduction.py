@@ -59,10 +59,6 @@ class Reducer:
         plan = team.plan
         self.buckets = plan.cut(plan.update)
         self.reduced = {op.factor for op in plan.update}
-        self._where: dict[str, set[int]] = {}
-        for index, ops in enumerate(self.buckets):
-            for op in ops:
-                self._where.setdefault(op.factor[0], set()).add(index)
         self._of = [{op.factor[0] for op in ops} for ops in self.buckets]
         self._shipments: dict[tuple[Reduce, ...], Shipment] = {}
         self.flights: list[Flight] = []
