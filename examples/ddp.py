@@ -7,13 +7,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import natgrad
-from ranks import PLACEMENTS, Digits, arguments, say, start
+from ranks import PLACEMENTS, Digits, arguments, finish, say, start
 
 MICRO = 2  # backward passes of a step
 
@@ -75,7 +74,7 @@ def main() -> None:
         if rank == 0:
             torch.save(state, args.checkpoint)
     say(kfac.plan, kfac.traffic(), digits.test_line(model.module.eval(), args.steps))
-    dist.destroy_process_group()
+    finish()
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@ torchrun --nproc-per-node=2 examples/fsdp.py
 """
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import natgrad
 from natgrad.tables import Column, Table, bytes_text
-from ranks import PLACEMENTS, Digits, arguments, say, start
+from ranks import PLACEMENTS, Digits, arguments, finish, say, start
 
 
 def network() -> nn.Sequential:
@@ -70,7 +69,7 @@ def main() -> None:
             say(f"step {step}: loss {loss.item():.4f} on rank 0")
 
     say(kfac.plan, kfac.traffic(), memory(kfac), digits.test_line(model.eval(), args.steps))
-    dist.destroy_process_group()
+    finish()
 
 
 if __name__ == "__main__":

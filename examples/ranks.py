@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -77,3 +78,15 @@ def say(*lines: object) -> None:
     """Print on one rank only."""
     if dist.get_rank() == 0:
         print(*lines, sep="\n\n", flush=True)
+
+
+def finish() -> None:
+    """Leave the processes, all at once, after gloo has let go of the last collective's tensors.
+
+    Its threads need the interpreter for that; if it ends before, the process is aborted with
+    "terminate called without an active exception". After the barrier all collectives are over, and
+    sleeping lets those threads have their turn.
+    """
+    dist.barrier()
+    time.sleep(0.1)
+    dist.destroy_process_group()

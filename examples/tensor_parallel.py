@@ -4,7 +4,6 @@ torchrun --nproc-per-node=4 examples/tensor_parallel.py
 """
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import natgrad
-from ranks import PLACEMENTS, Digits, arguments, say, start
+from ranks import PLACEMENTS, Digits, arguments, finish, say, start
 
 CUT = 2  # ranks that share a layer
 
@@ -76,7 +75,7 @@ def main() -> None:
             say(f"step {step}: loss {loss.item():.4f} on rank 0")
 
     say(kfac.plan, kfac.traffic(), digits.test_line(model.eval(), args.steps))
-    dist.destroy_process_group()
+    finish()
 
 
 if __name__ == "__main__":

@@ -29,8 +29,6 @@ def size(model: nn.Module) -> int:
 def test_networks_have_the_published_sizes():
     assert size(networks.resnet20()) == 269_722
     assert size(networks.resnet32()) == 464_154
-    assert size(networks.cifar_resnet(20, project=True)) == 272_474
-    assert size(networks.cifar_resnet(32, project=True)) == 466_906
     assert size(networks.resnet50()) == 25_557_032
     assert size(networks.mlp()) == 784 * 1024 + 2 * 1024 * 1024 + 10 * 1024 + 3 * 1024 + 10
 
@@ -39,7 +37,6 @@ def test_networks_have_the_published_sizes():
     ("network", "shape", "outputs"),
     [
         (networks.resnet20, (3, 32, 32), 10),
-        (lambda: networks.cifar_resnet(20, project=True), (3, 32, 32), 10),
         (networks.resnet50, (3, 64, 64), 1000),
         (networks.mlp, (784,), 10),
         (networks.encoder, (128, 256), 10),
@@ -49,11 +46,6 @@ def test_networks_have_the_published_sizes():
 )
 def test_networks_run(network, shape, outputs):
     assert network()(torch.randn(2, *shape)).shape == (2, outputs)
-
-
-def test_depth_of_a_cifar_network_is_checked():
-    with pytest.raises(ValueError, match="not 30"):
-        networks.cifar_resnet(30)
 
 
 def test_kinds_of_step_in_a_cycle():

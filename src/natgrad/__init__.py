@@ -1,17 +1,35 @@
-"""Second-order training for PyTorch: a K-FAC preconditioner in two lines."""
+"""Second-order training for PyTorch: a K-FAC preconditioner in two lines, and its matrices."""
 
 from natgrad.comm import CommunicationError
 from natgrad.curvature.fisher import EmpiricalFisher, ExactFisher, MonteCarloFisher
 from natgrad.curvature.likelihoods import Bernoulli, Categorical, Gaussian
+from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, OwnLoss, SquareLoss
 from natgrad.errors import (
     CaptureError,
     CheckpointError,
+    ConvergenceError,
     CoverageError,
     NatgradError,
     SettingError,
 )
 from natgrad.inverses import Cholesky, Eigen
 from natgrad.layers import Elementwise, Layer, NotCovered, SharedInput, register
+from natgrad.operators import (
+    LOBPCG,
+    Hutchinson,
+    HutchPP,
+    Lanczos,
+    Operator,
+    Problem,
+    XTrace,
+    block_norms,
+    compare,
+    cosine,
+    cross_block,
+    fisher,
+    ggn,
+    hessian,
+)
 from natgrad.placement import (
     Auto,
     Cluster,
@@ -43,9 +61,11 @@ from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, UnitWise
 __all__ = [
     "EKFAC",
     "KFAC",
+    "LOBPCG",
     "Auto",
     "BatchInterval",
     "Bernoulli",
+    "BinaryCrossEntropy",
     "CaptureError",
     "Categorical",
     "CheckpointError",
@@ -53,8 +73,10 @@ __all__ = [
     "Cluster",
     "CommOpt",
     "CommunicationError",
+    "ConvergenceError",
     "CoupledMomentum",
     "CoverageError",
+    "CrossEntropy",
     "Diagonal",
     "Doubling",
     "Drift",
@@ -65,26 +87,42 @@ __all__ = [
     "Full",
     "Gaussian",
     "GrowingInterval",
+    "HutchPP",
+    "Hutchinson",
     "Hybrid",
     "Kronecker",
+    "Lanczos",
     "Layer",
     "LevenbergMarquardt",
     "Local",
+    "Loss",
     "MemOpt",
     "MonteCarloFisher",
     "NatgradError",
     "NotCovered",
+    "Operator",
+    "OwnLoss",
     "Plan",
     "PolynomialDecay",
+    "Problem",
     "ReduceScatter",
     "SettingError",
     "SharedInput",
+    "SquareLoss",
     "Staggered",
     "StepDecay",
     "TwoPhaseInterval",
     "UnitWise",
     "WarmupDamping",
     "Wire",
+    "XTrace",
+    "block_norms",
+    "compare",
+    "cosine",
+    "cross_block",
+    "fisher",
+    "ggn",
+    "hessian",
     "register",
     "simulate",
 ]

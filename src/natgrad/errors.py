@@ -19,3 +19,7 @@ class CaptureError(NatgradError, RuntimeError):
 
 class CheckpointError(NatgradError, ValueError):
     """A checkpoint does not fit the model or the settings."""
+
+
+class ConvergenceError(NatgradError, ArithmeticError):
+    """An iteration met a number it cannot go on with."""

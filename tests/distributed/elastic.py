@@ -4,6 +4,7 @@ it; a rank can be told to kill itself once."""
 import argparse
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -40,6 +41,8 @@ def main() -> None:
         if progress["step"] % 2 == 0:
             training.kfac.save(last, progress)
     torch.save(training.weights(), options.folder / f"weights{training.rank}")
+    dist.barrier()  # see finish() of examples/ranks.py
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 

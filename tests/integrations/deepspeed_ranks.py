@@ -4,6 +4,7 @@ are apart, for every stage in the arguments, and how far K-FAC has moved them fr
 import json
 import os
 import sys
+import time
 from contextlib import nullcontext
 
 import deepspeed
@@ -90,6 +91,8 @@ def main() -> None:
         found[str(stage)] = float((by_deepspeed(rank, stage) - expected).abs().max())
     if rank == 0:
         print("distances", json.dumps(found), flush=True)
+    torch.distributed.barrier()  # see finish() of examples/ranks.py
+    time.sleep(0.1)
     torch.distributed.destroy_process_group()
 
 

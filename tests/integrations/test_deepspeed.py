@@ -119,6 +119,26 @@ def test_gradients_are_fetched_and_brought_back(taken):
         torch.testing.assert_close(engine.taken[p], gradient)
 
 
+def test_a_step_that_fails_leaves_no_gradients_behind(taken, monkeypatch):
+    model, optimizer = network()
+    engine = Engine(model, optimizer)
+    taken.append(engine)
+    kfac = KFAC(engine)
+    x, y = batch(0)
+    engine.backward(F.cross_entropy(engine(x), y))
+    before = {p: gradient.clone() for p, gradient in engine.taken.items()}
+
+    def fails(_, samples=None):
+        assert all(p.grad is not None for p in model.parameters())
+        raise natgrad.CaptureError("no statistics")
+
+    monkeypatch.setattr(natgrad.KFAC, "step", fails)
+    with pytest.raises(natgrad.CaptureError, match="no statistics"):
+        kfac.step()
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(engine.taken[p], gradient) for p, gradient in before.items())
+
+
 def test_learning_rates_are_those_of_the_copies(taken):
     """ZeRO's optimizer has flat copies of the parameters; the KL clip asks for the originals."""
     clipped = []

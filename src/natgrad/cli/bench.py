@@ -10,7 +10,7 @@ import typer
 from torch import nn
 
 from natgrad import KFAC, SettingError, Wire
-from natgrad.cli import networks, options, trace
+from natgrad.cli import networks, options, progress, trace
 from natgrad.cli.trace import Profile, Record, Watch
 from natgrad.comm import ProcessGroups, launch
 from natgrad.comm.recording import Recording
@@ -86,7 +86,8 @@ def bench(
         steps,
         ops,
     )
-    records = launch.run(measure, job, ranks=ranks, threads=threads)
+    with progress.status(f"Training {network} on {ranks} rank{'' if ranks == 1 else 's'}"):
+        records = launch.run(measure, job, ranks=ranks, threads=threads)
     typer.echo(spans_table(job, records))
     if ranks > 1:
         typer.echo(f"\n{flights_table(records)}")

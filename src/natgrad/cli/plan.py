@@ -2,23 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from natgrad import KFAC, SettingError
-from natgrad.cli import networks, options
+from natgrad.cli import networks, options, progress
 from natgrad.placement import (
     Auto,
     Cluster,
-    CommOpt,
-    Hybrid,
     Local,
-    MemOpt,
     Plan,
     ReduceScatter,
-    Strategy,
+    Timeline,
     World,
     simulate,
 )
@@ -80,7 +79,10 @@ def plan(
     what = f"{network} on {ranks} rank{'' if ranks == 1 else 's'}, {layout.value}, {inverse.value}"
     title = f"Placements of {what}"
     try:
-        chosen = strategy(blocks, world)
+        if placement is options.PlacementName.AUTO:
+            chosen = compared.best()
+        else:
+            chosen = strategy(blocks, world)
     except SettingError:  # the others may show what would be possible
         typer.echo(compared.table(title))
         raise
@@ -148,17 +150,41 @@ class Comparison:
     cluster: Cluster
     memory_limit: int | None
 
-    def plans(self) -> dict[str, Plan]:
-        """By name; those that come to the same are under one."""
-        size = self.world.size
-        between = [k for k in range(2, size) if size % k == 0]
-        strategies: list[Strategy] = [MemOpt(), *(Hybrid(k / size) for k in between), CommOpt()]
-        found: dict[object, tuple[list[str], Plan]] = {}
-        for strategy in (*strategies, ReduceScatter(), Local()):
-            plan = strategy(self.blocks, self.world)
-            names, _ = found.setdefault(_ops(plan), ([], plan))
-            names.append(plan.strategy)
-        return {" = ".join(names): plan for names, plan in found.values()}
+    @property
+    def auto(self) -> Auto:
+        return Auto(self.memory_limit, cluster=self.cluster)
+
+    @cached_property
+    def priced(self) -> list[tuple[Plan, Timeline]]:
+        """First those that `Auto` chooses from."""
+        strategies = self.auto.candidates(self.world)
+        strategies += [one for one in (ReduceScatter(), Local()) if one not in strategies]
+        plans = (
+            strategy(self.blocks, self.world)
+            for strategy in progress.track(strategies, "Comparing placements")
+        )
+        return [(plan, simulate(plan, self.cluster)) for plan in plans]
+
+    def best(self) -> Plan:
+        """That of `Auto`."""
+        return self.auto.best(self.priced[: len(self.auto.candidates(self.world))])
+
+    def named(self) -> list[tuple[str, Plan, Timeline]]:
+        """Those that come to the same are under one name."""
+        found: list[tuple[list[str], Plan, Timeline]] = []
+        for plan, times in self.priced:
+            names = next((names for names, other, _ in found if _ops(plan) == _ops(other)), None)
+            if names is None:
+                names = []
+                found.append((names, plan, times))
+            names += self._names(plan)
+        return [(" = ".join(names), plan, times) for names, plan, times in found]
+
+    def _names(self, plan: Plan) -> list[str]:
+        """The ends of `Hybrid` have names of their own."""
+        ends = {"MemOpt()": Fraction(1, self.world.size), "CommOpt()": Fraction(1)}
+        own = [name for name, share in ends.items() if plan.strategy == f"Hybrid({share})"]
+        return own or [plan.strategy]
 
     def memory(self, plan: Plan) -> int:
         return max(plan.memory(rank).total for rank in plan.world.ranks)
@@ -181,8 +207,7 @@ class Comparison:
         world = self.world
         rows = []
         best = self._best()
-        for name, plan in self.plans().items():
-            times = simulate(plan, self.cluster)
+        for name, plan, times in self.named():
             notes = {
                 "chosen": chosen is not None and _ops(plan) == _ops(chosen),
                 "Auto": best is not None and _ops(plan) == _ops(best),
@@ -213,7 +238,7 @@ class Comparison:
 
     def _best(self) -> Plan | None:
         try:
-            return Auto(self.memory_limit, cluster=self.cluster)(self.blocks, self.world)
+            return self.best()
         except SettingError:  # nothing fits
             return None
 

@@ -47,16 +47,21 @@ class KFAC(preconditioner.KFAC):
 
     @contextmanager
     def _whole_gradients(self) -> Iterator[None]:
-        """Gradients are in ``.grad`` for as long as this lasts, also those that ZeRO has cut."""
+        """Gradients are in ``.grad`` for as long as this lasts, also those that ZeRO has cut; if it
+        fails, ZeRO keeps its own as they were."""
         zero = importlib.import_module("deepspeed.utils")
         parameters = [p for p in self.model.parameters() if p.requires_grad and p.grad is None]
         cut = [(p, g) for p in parameters if (g := zero.safe_get_full_grad(p)) is not None]
-        for p, gradient in cut:
-            p.grad = gradient.to(p.dtype)
-        yield
-        for p, _ in cut:
-            preconditioned, p.grad = p.grad, None  # what is in .grad would be taken for it
-            zero.safe_set_full_grad(p, preconditioned)
+        try:
+            for p, gradient in cut:
+                p.grad = gradient.to(p.dtype)
+            yield
+            preconditioned = [p.grad for p, _ in cut]
+        finally:
+            for p, _ in cut:  # what is in .grad would be taken for ZeRO's own
+                p.grad = None
+        for (p, _), gradient in zip(cut, preconditioned, strict=True):
+            zero.safe_set_full_grad(p, gradient)
 
 
 class Rates:

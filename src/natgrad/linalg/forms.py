@@ -30,6 +30,10 @@ class Form(ABC):
     def trace(self, kept: Tensor) -> Tensor:
         """``kept [numel]`` -> ``[batch]``."""
 
+    def entries(self, kept: Tensor) -> Tensor:
+        """``[batch, dim, dim]``, or ``[batch, dim]`` where all others are zero."""
+        return self.dense(kept)
+
     @property
     def sent(self) -> int:
         """Numbers on the wire: none twice."""
@@ -165,6 +169,9 @@ class DiagonalForm(Form):
     def values(self, kept: Tensor) -> Tensor:
         """``[batch, dim]``."""
         return kept.view(self.batch, self.dim)
+
+    def entries(self, kept: Tensor) -> Tensor:
+        return self.values(kept)
 
     def trace(self, kept: Tensor) -> Tensor:
         return self.values(kept).sum(1)

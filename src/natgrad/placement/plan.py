@@ -179,18 +179,23 @@ class Plan:
     def numbers(self, op: Op) -> int:
         """In one copy of what an op sends, without the KL clip's number; 0 if it sends nothing."""
         match op:
+            case Gather(name, int(piece)) | Return(name, int(piece)):
+                return self._numels[name][piece]
             case Reduce(factor):
                 return self.factors[factor].on_wire
             case Share(factor):
                 return self.factors[factor].parts
             case ReduceGradient(name):
                 return self.block[name].numel
-            case Gather(name, int(piece)) | Return(name, int(piece)):
-                return self.block[name].pieces[piece].numel
             case TotalGradients(names):
                 return sum(self.block[name].numel for name in names)
             case _:
                 return 0
+
+    @cached_property
+    def _numels(self) -> Mapping[str, list[int]]:
+        """Of the pieces of a block: of those there may be tens of thousands, asked for often."""
+        return {block.name: [piece.numel for piece in block.pieces] for block in self.blocks}
 
     def number_bytes(self, op: Op) -> int:
         """On the wire."""
@@ -251,27 +256,32 @@ class Plan:
                     pass
 
     def flows(self, ops: Iterable[Op]) -> Flows:
-        """The bytes of all messages by rank, without the millions of messages of a large world."""
+        """The bytes of all messages by rank, without the millions of messages of a large world:
+        what goes to the same ranks, as many pieces do, is added up before they are looked at."""
         sent, received, everyone = [0] * self.world_size, [0] * self.world_size, 0
+        arriving: dict[int, tuple[Ranks, int]] = {}
         for op in ops:
             each = self.number_bytes(op)
             size = self.numbers(op) * each
             match op:
+                case Gather(_, _, source, to) | Return(_, _, source, to) | Share(_, source, to):
+                    sent[source] += size * len(to)
+                    _, before = arriving.get(id(to), (to, 0))
+                    arriving[id(to)] = to, before + size
                 case Reduce(_, to) | ReduceGradient(_, to):
                     everyone += size * len(to)
                     for rank in to:
                         sent[rank] -= size
                         received[rank] += size * (self.world_size - 1)
-                case Share(_, source, to) | Gather(_, _, source, to) | Return(_, _, source, to):
-                    sent[source] += size * len(to)
-                    for rank in to:
-                        received[rank] += size
                 case _:
                     pass
             if isinstance(op, Return):
                 sent[op.source] += each * len(self.clipped[op])
                 for rank in self.clipped[op]:
                     received[rank] += each
+        for to, size in arriving.values():
+            for rank in to:
+                received[rank] += size
         return Flows([own + everyone for own in sent], received)
 
     def all_reduced(self, other_numbers: int = 0) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.settings import Clocks, Settings
+
+T = TypeVar("T")
 
 
 class Together:
@@ -31,12 +33,24 @@ class Together:
     ) -> None:
         if self.comm.size == 1 or not isinstance(error, Exception | None):
             return
-        everyone = self.comm.gather((None if error is None else str(error), self.words))
+        everyone = told(self.comm, self.words, error, SettingError, "KFAC could not be made on")
         if error is None:
-            for rank, (failure, _words) in enumerate(everyone):
-                if failure is not None:
-                    raise SettingError(f"KFAC could not be made on rank {rank}: {failure}")
-            _compare([words for _, words in everyone])
+            _compare(everyone)
+
+
+def told(
+    comm: Communicator, words: T, error: Exception | None, kind: type[Exception], what: str
+) -> list[T]:
+    """The ``words`` of all ranks. Where one comes with an ``error``, which is its to raise, the
+    others raise one of this ``kind``, that begins with ``what``, so that nobody goes on alone."""
+    everyone: list[tuple[str | None, T]] = comm.gather(
+        (None if error is None else str(error), words)
+    )
+    if error is None:
+        for rank, (failure, _) in enumerate(everyone):
+            if failure is not None:
+                raise kind(f"{what} rank {rank}: {failure}")
+    return [theirs for _, theirs in everyone]
 
 
 def _compare(everyone: list[dict[str, str]]) -> None:

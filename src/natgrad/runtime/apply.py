@@ -67,8 +67,8 @@ class Preconditioning:
 
     def _dots(self) -> Tensor:
         """Zeros, one for each block, in the order of the blocks on all ranks."""
-        first = next(iter(self.team.blocks.values()))
-        return torch.zeros(len(self.team.blocks), dtype=self.team.dtype, device=first.device)
+        team = self.team
+        return torch.zeros(len(team.blocks), dtype=team.dtype, device=team.device)
 
     def restack(self) -> None:
         blocks = self.team.applies

@@ -59,6 +59,10 @@ class Block:
         return self.layers[0].normalises
 
     @property
+    def has_gradient(self) -> bool:
+        return all(p.grad is not None for p in self.parameters)
+
+    @property
     def ready(self) -> bool:
         """Whether there is something to precondition with, here or at the ranks that do."""
         return all(
@@ -66,6 +70,13 @@ class Block:
             for name in self.structure.needs
             if name not in self.structure.in_basis
         )
+
+    def part_shapes(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """Of the tensors that precondition for a factor; one in the basis of others is itself
+        one."""
+        spec = self.forms[name].spec
+        in_basis = name in self.structure.in_basis
+        return ((spec.batch, spec.dim),) if in_basis else self.inverse.shapes(spec)
 
     # Statistics.
 

@@ -52,13 +52,6 @@ class Entry:
         return value.detach().to(self.block.device, self.dtype, copy=True).contiguous()
 
 
-def part_shapes(block: Block, factor: str) -> tuple[tuple[int, ...], ...]:
-    """Of the tensors that precondition for a factor; one in the basis of others is itself one."""
-    spec = block.forms[factor].spec
-    in_basis = factor in block.structure.in_basis
-    return ((spec.batch, spec.dim),) if in_basis else block.inverse.shapes(spec)
-
-
 def entries(team: Team) -> Iterator[Entry]:
     """All that a state can have, in the same order at every world size."""
     for block in team.blocks.values():
@@ -70,7 +63,7 @@ def entries(team: Team) -> Iterator[Entry]:
                 yield Entry(block, name, "factors", part, (), numbers, keepers)
             holders = team.plan.holders.get((block.name, name), ())
             if holders:
-                for index, shape in enumerate(part_shapes(block, name)):
+                for index, shape in enumerate(block.part_shapes(name)):
                     yield Entry(block, name, "parts", index, shape, numbers, holders)
 
 
@@ -114,14 +107,13 @@ def gathered(team: Team, wanted: Sequence[Entry]) -> Iterator[tuple[Entry, Tenso
 def _spread(team: Team, streams: "list[_Bytes]") -> None:
     """Write what rank r has in ``streams[r]`` to ``streams[r]`` on all ranks."""
     step = max(1, team.wire.bucket_bytes // team.size)  # a rank sends as many copies as others are
-    device = next(iter(team.blocks.values())).device
     for first in range(0, max(stream.size for stream in streams), step):
         sizes = [min(max(0, stream.size - first), step) for stream in streams]
         own, receive = sizes[team.rank], list(sizes)
         send = [own] * team.size
         send[team.rank] = receive[team.rank] = 0
         mine = list(streams[team.rank].views(first, first + own))
-        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        nothing = torch.empty(0, dtype=torch.uint8, device=team.device)
         buffer = torch.cat([nothing, *mine]).repeat(team.size - 1)
         arrived = team.comm.exchange(buffer, send, receive, "state").wait()
         for rank, piece in enumerate(arrived.split(receive)):

@@ -52,7 +52,7 @@ class Gradients:
         A block that only some ranks have is an error on all of them: they would wait for it."""
         for p in self.sharded:
             settled_gradient(p)
-        present = [block for block in ready if has_gradient(block)]
+        present = [block for block in ready if block.has_gradient]
         if not self.travel:
             return present, samples or 0
         flags = [float(block in present) for block in ready]
@@ -136,7 +136,7 @@ class Gradients:
         """Whether gradients that stay with each rank are numbers, on every rank. What is wrong with
         those of blocks ``present`` shows in their products, which all ranks know."""
         norms = torch._foreach_norm(list(gradients)) if gradients else ()
-        good = torch.ones((), dtype=torch.bool, device=next(iter(self.team.blocks.values())).device)
+        good = torch.ones((), dtype=torch.bool, device=self.team.device)
         for norm in norms:
             good = good & torch.isfinite(norm).to(good.device)
         owned = {id(p) for block in present for p in block.parameters}
@@ -240,13 +240,9 @@ class Gradients:
             yield from shipment.arrived(pending)
 
 
-def has_gradient(block: Block) -> bool:
-    return all(p.grad is not None for p in block.parameters)
-
-
 def missing_somewhere(block: Block, count: int, team: Team) -> CaptureError:
     """``count``: how many ranks have the gradient."""
-    here = "has one" if has_gradient(block) else "has none"
+    here = "has one" if block.has_gradient else "has none"
     return CaptureError(
         f"{block.kind} {block.name!r} has a gradient on {count} of {team.size} ranks only (rank "
         f"{team.rank} {here}): use every layer on every rank, or leave it out on all of them."

@@ -188,7 +188,7 @@ class Reducer:
                     counts[block.name, name] += total.count
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
         rescaled = any(flight.scale != scale for flight in self.flights)
-        present = [all(p.grad is not None for p in b.parameters) for b in blocks]
+        present = [block.has_gradient for block in blocks]
         mine = [samples, samples**2, passes, late, rescaled, *present]
         largest = self._largest(scale) if self.team.units else {}
         n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(

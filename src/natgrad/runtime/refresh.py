@@ -140,7 +140,7 @@ class Refresh:
 
 def _parts(block: Block, name: str, data: Tensor) -> Parts:
     """``data [numbers]`` in the shapes that the inverse of a factor has."""
-    shapes = block.inverse.shapes(block.forms[name].spec)
+    shapes = block.part_shapes(name)
     pieces = data.split([torch.Size(shape).numel() for shape in shapes])
     dtype = torch.promote_types(block.dtype, torch.float32)
     return tuple(

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,13 +102,17 @@ class Team:
     def alone(self) -> bool:
         return self.size == 1
 
+    @property
+    def device(self) -> torch.device:
+        """Of all that travels: a backend may carry nothing else."""
+        return next(iter(self.blocks.values())).device
+
     def total(self, numbers: Sequence[float] | Tensor) -> Tensor:
         """Sums over all ranks, in float64: for what they must agree on."""
         mine = torch.as_tensor(numbers, dtype=torch.float64)
         if self.alone:
             return mine
-        device = next(iter(self.blocks.values())).device  # a backend may carry nothing else
-        return self.comm.total(mine.to(device), "agreement").wait()
+        return self.comm.total(mine.to(self.device), "agreement").wait()
 
 
 def world_of(
@@ -141,8 +144,7 @@ class Shipment:
         self, payload: Callable[[Message], Tensor], dtype: torch.dtype, purpose: str
     ) -> Pending:
         """``payload(message) [numel]`` of everything that leaves from here."""
-        device = next(iter(self.team.blocks.values())).device
-        buffer = torch.empty(sum(self.sizes), dtype=dtype, device=device)
+        buffer = torch.empty(sum(self.sizes), dtype=dtype, device=self.team.device)
         parts = buffer.split([m.numel for m in self.outgoing])
         for message, part in zip(self.outgoing, parts, strict=True):
             part.copy_(payload(message))
@@ -227,12 +229,11 @@ def _check_cover(block: Block, pieces: list[Piece]) -> None:
 def _factor(block: Block, name: str, wire: Wire) -> FactorSpec:
     form = block.forms[name]
     spec = form.spec
-    parts: Any = [(spec.numel,)] if name in block.structure.in_basis else block.inverse.shapes(spec)
     return FactorSpec(
         spec.dim,
         spec.batch,
         spec.numel,
         spec.diagonal,
-        parts=sum(torch.Size(shape).numel() for shape in parts),
+        parts=sum(prod(shape) for shape in block.part_shapes(name)),
         sent=form.sent if wire.packed else spec.numel,
     )

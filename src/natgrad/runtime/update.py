@@ -65,7 +65,7 @@ class Update:
     def _fit(self, estimates: list[Estimate | None]) -> Tensor:
         """Whether each block's estimates are numbers, wherever its factors are kept: no rank may
         fold what another one drops."""
-        device = next(iter(self.team.blocks.values())).device
+        device = self.team.device
         bad = torch.stack(
             [
                 torch.zeros((), device=device)

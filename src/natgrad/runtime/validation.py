@@ -11,8 +11,8 @@ from torch import Tensor
 
 from natgrad.comm.base import Communicator
 from natgrad.errors import CheckpointError
+from natgrad.runtime.agreement import told
 from natgrad.runtime.blocks import Block
-from natgrad.runtime.entries import part_shapes
 from natgrad.runtime.scaling import LevenbergMarquardt
 from natgrad.runtime.settings import Clocks, Settings
 
@@ -61,15 +61,12 @@ def check_together(
         words = _words(state)
     except Exception as error:
         failure = error
-    answers = kfac.comm.gather((None if failure is None else str(failure), words))
+    everyone = told(kfac.comm, words, failure, CheckpointError, "The state was refused by")
     if failure is not None:
         raise failure
-    for rank, (problem, _) in enumerate(answers):
-        if problem is not None:
-            raise CheckpointError(f"The state was refused by rank {rank}: {problem}")
-    for rank, (_, others) in enumerate(answers):
-        if others != answers[0][1]:
-            steps = [json.loads(text)["steps"] for text in (answers[0][1], others)]
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            steps = [json.loads(text)["steps"] for text in (everyone[0], theirs)]
             raise CheckpointError(
                 f"Rank {rank} was given another state, of step {steps[1]}, than rank 0, of step "
                 f"{steps[0]}. Load the same checkpoint on every rank."
@@ -222,7 +219,7 @@ def _check_tensors(block: Block, state: Mapping[str, Any]) -> None:
     for name, saved in parts.items():
         if name not in block.structure.needs:
             raise CheckpointError(f"{where} has an unknown part {name!r}: {DAMAGED}")
-        shapes = part_shapes(block, name)
+        shapes = block.part_shapes(name)
         if not isinstance(saved, Sequence) or len(saved) != len(shapes):
             raise CheckpointError(
                 f"{where} has not the {len(shapes)} tensors of the inverse of {name}: {DAMAGED}"

@@ -10,6 +10,7 @@ from torch import Tensor
 from natgrad.inverses import Inverse, Parts
 from natgrad.layers import Layer
 from natgrad.linalg.forms import Form, Triangle
+from natgrad.linalg.symmetric import Symmetric
 
 AnyLayer = Layer[Any]
 Shape = tuple[int, int, int]
@@ -104,8 +105,19 @@ class Structure(ABC):
         """``block m``."""
 
     @abstractmethod
+    def matrix(
+        self,
+        kept: dict[str, Tensor],
+        forms: dict[str, Form],
+        shape: Shape,
+        parts: dict[str, Parts] | None = None,
+    ) -> Symmetric:
+        """The block over ``vec(W)`` in the order ``(group, row, column)``, as the kept factors give
+        it; ``parts``: of the basis that factors of ``in_basis`` are in."""
+
     def dense(self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape) -> Tensor:
-        """The whole block over ``vec(W)``, ``[P, P]``, in the order ``(group, row, column)``."""
+        """The same, ``[P, P]``."""
+        return self.matrix(kept, forms, shape).dense()
 
 
 def plain(layer: AnyLayer) -> str:

@@ -1,10 +1,18 @@
 """Only the diagonal (O33): ``F = 1/N sum_n dW_n^2``."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from natgrad.inverses import Parts
+from natgrad.layers import SharedInput
+from natgrad.layers.embedding import Embedding
 from natgrad.linalg.forms import DiagonalForm, Form
-from natgrad.structures.base import Shape
+from natgrad.structures.base import AnyLayer, Shape, Sums
 from natgrad.structures.persample import PerSample
 
 
@@ -14,3 +22,39 @@ class Diagonal(PerSample):
 
     def form(self, shape: Shape) -> Form:
         return DiagonalForm(prod(shape))
+
+    def summaries(
+        self, layer: AnyLayer, x: Any, g: Tensor, samples: int | None
+    ) -> Iterator[tuple[Tensor, ...]]:
+        # Inputs and gradients apart, as long as that may spare the gradients of samples.
+        if isinstance(layer, SharedInput) and not isinstance(layer, Embedding):
+            yield from layer.pairs(x, g, samples)
+        else:
+            yield from super().summaries(layer, x, g, samples)
+
+    def combine(self, one: tuple[Tensor, ...], two: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if len(one) == len(two) == 2:
+            return tuple(torch.cat([a, b], 2) for a, b in zip(one, two, strict=True))
+        return (_gradients(one) + _gradients(two),)  # an embedding and its tied head
+
+    def absorb(
+        self, role: str, summary: tuple[Tensor, ...], sums: Sums, parts: dict[str, Parts]
+    ) -> None:
+        if "F" not in sums:
+            return
+        total = sums["F"]
+        if len(summary) == 2 and summary[0].shape[2] == 1:
+            # One position: the square of a product is the product of squares.
+            a, g = (t.squeeze(2).to(total.kept.dtype).square() for t in summary)
+            total.kept += (g.mT @ a).flatten()
+            total.count += a.shape[1]
+        else:
+            super().absorb(role, (_gradients(summary),), sums, parts)
+
+
+def _gradients(summary: tuple[Tensor, ...]) -> Tensor:
+    """``[n, groups, rows, cols]``."""
+    if len(summary) == 1:
+        return summary[0]
+    a, g = summary
+    return torch.einsum("bnsr,bnsc->nbrc", g, a)

@@ -14,6 +14,7 @@ from torch import Tensor
 from natgrad.inverses import Inverse, Parts, floored
 from natgrad.layers import SharedInput
 from natgrad.linalg.forms import DiagonalForm, Form
+from natgrad.linalg.symmetric import Rotated, Symmetric
 from natgrad.structures.base import AnyLayer, Cache, Factor, Shape, Structure, Sums
 from natgrad.structures.kronecker import Kronecker, expand, filtered, merge_transposed
 
@@ -93,14 +94,20 @@ class EKFAC(Structure):
     ) -> Tensor:
         return filtered(parts["G"][0], parts["A"][0], m, parts["S"][0].view(m.shape))
 
-    def dense(self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape) -> Tensor:
-        """Of the eigenbasis of the kept factors, with ``S`` taken as it is."""
-        merged = self.decomposed(kept, forms)
-        q = {name: _vectors(forms[name], merged[name]) for name in ("A", "G")}
-        s = kept["S"].view(shape[0], -1)
-        bases = [torch.kron(g, a) for g, a in zip(q["G"], q["A"], strict=True)]
-        block: Tensor = torch.block_diag(*(b * s[i] @ b.mT for i, b in enumerate(bases)))
-        return block
+    def matrix(
+        self,
+        kept: dict[str, Tensor],
+        forms: dict[str, Form],
+        shape: Shape,
+        parts: dict[str, Parts] | None = None,
+    ) -> Symmetric:
+        """Without ``parts`` in the eigenbasis of the kept factors, with ``S`` taken as it is."""
+        if parts is None:
+            merged = self.decomposed(kept, forms)
+            g, a = (_vectors(forms[name], merged[name]) for name in ("G", "A"))
+        else:
+            g, a = (rows.mT if (rows := parts[n][0]).numel() else None for n in ("G", "A"))
+        return Rotated(g, a, kept["S"].view(shape))
 
 
 def product_of_eigenvalues(parts: dict[str, Parts]) -> Tensor:
@@ -123,13 +130,12 @@ def carry_over(s: Tensor, old: dict[str, Parts], new: dict[str, Parts]) -> Tenso
     return m.reshape(len(lg), -1)
 
 
-def _vectors(form: Form, kept: Tensor) -> Tensor:
+def _vectors(form: Form, kept: Tensor) -> Tensor | None:
     """Eigenvectors as columns ``[batch, dim, dim]``; a diagonal factor stays in its own order."""
-    dense = form.dense(kept)
     if form.diagonal:
-        return torch.diag_embed(torch.ones_like(dense[:, 0]))
-    vectors: Tensor = torch.linalg.eigh(dense)[1]
-    return vectors.contiguous()  # torch.kron fails on mixed layouts
+        return None
+    vectors: Tensor = torch.linalg.eigh(form.dense(kept))[1]
+    return vectors
 
 
 def _rotate(rows: Tensor, t: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from natgrad.layers import SharedInput
 from natgrad.layers.embedding import TiedHead
 from natgrad.linalg.forms import Form, Triangle
 from natgrad.linalg.products import two_sided
+from natgrad.linalg.symmetric import KroneckerProduct, Symmetric
 from natgrad.linalg.workspace import workspace
 from natgrad.structures.base import (
     AnyLayer,
@@ -134,11 +135,15 @@ class Kronecker(Structure):
         (ra, la), (rg, lg) = parts["A"], parts["G"]
         return filtered(rg, ra, m, lg.unsqueeze(2) * la.unsqueeze(1))
 
-    def dense(self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape) -> Tensor:
+    def matrix(
+        self,
+        kept: dict[str, Tensor],
+        forms: dict[str, Form],
+        shape: Shape,
+        parts: dict[str, Parts] | None = None,
+    ) -> Symmetric:
         merged = self.decomposed(kept, forms)
-        a, g = (forms[name].dense(merged[name]) for name in ("A", "G"))
-        block: Tensor = torch.block_diag(*(torch.kron(g[i], a[i]) for i in range(shape[0])))
-        return block
+        return KroneckerProduct(*(forms[name].entries(merged[name]) for name in ("G", "A")))
 
 
 def _scale(parts: dict[str, Parts], damping: float, cache: Cache) -> Tensor:

@@ -4,11 +4,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from natgrad.inverses import Inverse, Parts
 from natgrad.linalg.forms import Form
+from natgrad.linalg.symmetric import DenseBlocks, DiagonalMatrix, Symmetric
 from natgrad.structures.base import AnyLayer, Cache, Factor, Shape, Structure, Sums, add_vectors
 
 
@@ -59,6 +59,12 @@ class PerSample(Structure):
         """``m [b, rows, cols]`` -> ``[batch, dim, 1]``."""
         return m.reshape(len(parts["F"][-1]), -1, 1)
 
-    def dense(self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape) -> Tensor:
-        block: Tensor = torch.block_diag(*forms["F"].dense(kept["F"]))
-        return block
+    def matrix(
+        self,
+        kept: dict[str, Tensor],
+        forms: dict[str, Form],
+        shape: Shape,
+        parts: dict[str, Parts] | None = None,
+    ) -> Symmetric:
+        form = forms["F"]
+        return DiagonalMatrix(kept["F"]) if form.diagonal else DenseBlocks(form.dense(kept["F"]))

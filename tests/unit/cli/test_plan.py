@@ -106,6 +106,23 @@ def test_auto_is_marked_and_chosen(natgrad):
     assert "Plan Auto" not in said.out
 
 
+def test_every_placement_is_planned_and_priced_once(natgrad, monkeypatch):
+    made = []
+
+    def counted(plan, *others):
+        if plan.world_size > 1:  # that of KFAC itself does not count
+            made.append(plan.strategy)
+        return simulate(plan, *others)
+
+    for reader in ("cli.plan", "placement.strategies.auto"):
+        monkeypatch.setattr(f"natgrad.{reader}.simulate", counted)
+    said = natgrad("plan", "--network", SHARED, "--ranks", "4", "--layout", "plain", "--short")
+    assert said.code == 0
+    assert not said.err
+    shares = [f"Hybrid({share})" for share in ("1/4", "1/2", "1")]
+    assert made == [*shares, "ReduceScatter()", "Local()"]
+
+
 def test_local_gradients_take_reduce_scatter_apart(natgrad):
     said = natgrad("plan", "--network", SHARED, "--ranks", "2", "--layout", "plain", "--short")
     table = rows(said.out, "Placements")

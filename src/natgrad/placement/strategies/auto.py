@@ -1,13 +1,13 @@
 """The cheapest placement that fits into memory, by simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from natgrad.errors import SettingError
 from natgrad.placement.checks import check_positive
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.plan import Plan
-from natgrad.placement.simulator import simulate
+from natgrad.placement.simulator import Timeline, simulate
 from natgrad.placement.strategies.base import Strategy
 from natgrad.placement.strategies.hybrid import Hybrid, divisors
 from natgrad.placement.strategies.reduce_scatter import ReduceScatter
@@ -32,22 +32,28 @@ class Auto:
             check_positive(self, "memory_limit")
 
     def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
+        plans = (strategy(blocks, world) for strategy in self.candidates(world))
+        return self.best((plan, simulate(plan, self.cluster, self.cost)) for plan in plans)
+
+    def candidates(self, world: World) -> list[Strategy]:
         strategies: list[Strategy] = [
             Hybrid(workers / world.size, cost=self.cost) for workers in divisors(world.size)
         ]
         if world.gradients_are_local and world.size > 1:
             strategies.append(ReduceScatter(cost=self.cost))
+        return strategies
+
+    def best(self, priced: Iterable[tuple[Plan, Timeline]]) -> Plan:
+        """Of the plans of all candidates, each with what it costs."""
         limit = self.cluster.memory if self.memory_limit is None else self.memory_limit
         best: tuple[float, int, Plan] | None = None
         least: tuple[int, str] | None = None
-        for strategy in strategies:
-            plan = strategy(blocks, world)
-            times = simulate(plan, self.cluster, self.cost)
+        for plan, times in priced:
             needed = max(times.memory)
             if least is None or needed < least[0]:
                 least = needed, plan.strategy
             if limit is None or needed <= limit:
-                seconds = times.step_seconds(world.update_every, world.refresh_every)
+                seconds = times.step_seconds(plan.world.update_every, plan.world.refresh_every)
                 if best is None or (seconds, needed) < best[:2]:
                     best = seconds, needed, plan
         if best is None:

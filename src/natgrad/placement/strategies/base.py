@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from typing import Protocol
 
 from natgrad.errors import SettingError
@@ -19,7 +20,7 @@ from natgrad.placement.ops import (
 )
 from natgrad.placement.plan import Plan
 from natgrad.placement.world import World
-from natgrad.specs import BlockSpec, Ranks
+from natgrad.specs import BlockSpec, Piece, Ranks
 
 
 class Strategy(Protocol):
@@ -92,7 +93,7 @@ def assemble(
     local = world.gradients_are_local and not alone
     if local and not scatters and blocks:
         apply.append(TotalGradients(tuple(block.name for block in blocks)))
-    sent = dict.fromkeys(world.ranks, 0)
+    gathers = _Gathers(world)
     for block, duty in pairs:
         # Statistics in a basis are made wherever there are data that count.
         in_need = world.ranks if block.basis_everywhere and reduces else duty.workers
@@ -100,7 +101,7 @@ def assemble(
         if local and scatters:
             apply.append(ReduceGradient(block.name, duty.workers))
         else:
-            apply += _gathers(block, duty, sent)
+            apply += gathers(block, duty)
     apply += [Precondition(block.name, duty.workers) for block, duty in pairs]
     for block, duty in pairs:
         apply += _returns(block, duty, world)
@@ -123,18 +124,41 @@ def _shares(block: BlockSpec, duty: Duty, in_need: Ranks) -> Iterator[Share]:
             yield Share((block.name, name), source, to)
 
 
-def _gathers(block: BlockSpec, duty: Duty, sent: dict[int, int]) -> Iterator[Gather]:
-    """Each from the holder that has sent the least so far; ``sent`` remembers."""
-    for index, piece in enumerate(block.pieces):
+class _Gathers:
+    """Each piece from the holder that has sent the least so far. Large worlds have many pieces, so
+    ranks that lack one are told only once for all that have the same holders."""
+
+    def __init__(self, world: World) -> None:
+        self.sent = [0] * world.size
+        self._lacking: dict[Ranks, dict[Ranks, Ranks]] = {}  # by workers, then holders
+
+    def __call__(self, block: BlockSpec, duty: Duty) -> Iterator[Gather]:
+        lacking = self._lacking.setdefault(duty.workers, {})
+        for index, piece in enumerate(block.pieces):
+            if piece.holders not in lacking:
+                have = set(piece.holders)
+                lacking[piece.holders] = tuple(rank for rank in duty.workers if rank not in have)
+            if ranks := lacking[piece.holders]:
+                for source, to in self._served(piece, ranks):
+                    yield Gather(block.name, index, source, to)
+
+    def _served(self, piece: Piece, ranks: Ranks) -> list[tuple[int, Ranks]]:
+        """Which of ``ranks`` each holder sends its piece to, in the order of holders."""
+        numel = piece.numel
+        if len(piece.holders) == 1:
+            (source,) = piece.holders
+            self.sent[source] += numel * len(ranks)
+            return [(source, ranks)]
         served: dict[int, list[int]] = {}
-        holders = set(piece.holders)
-        for rank in duty.workers:
-            if rank not in holders:
-                source = min(piece.holders, key=lambda r: (sent[r], r))
-                sent[source] += piece.numel
-                served.setdefault(source, []).append(rank)
-        for source in sorted(served):
-            yield Gather(block.name, index, source, tuple(served[source]))
+        queue = [(self.sent[holder], holder) for holder in set(piece.holders)]
+        heapify(queue)
+        for rank in ranks:
+            sent, source = queue[0]
+            heapreplace(queue, (sent + numel, source))
+            served.setdefault(source, []).append(rank)
+        for sent, source in queue:
+            self.sent[source] = sent
+        return [(source, tuple(served[source])) for source in sorted(served)]
 
 
 def _returns(block: BlockSpec, duty: Duty, world: World) -> Iterator[Return]:

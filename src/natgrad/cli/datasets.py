@@ -1,0 +1,132 @@
+"""Data by name, from a file, or from a function: lists of batches ``(inputs, targets)``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.cli import checkpoints, imports
+from natgrad.cli.networks import Network
+from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss
+from natgrad.errors import SettingError
+
+FILES = (".npz", ".pt", ".pth", ".safetensors")
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """``samples``: how many at most, chosen at random; ``shape`` of one input, if it was given."""
+
+    samples: int | None
+    batch_size: int | None
+    seed: int
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+
+
+def find(name: str, network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> Any:
+    """A list of batches, or what the function returned."""
+    if name == "digits":
+        return _cut(*_digits(model, wanted), wanted)
+    if name == "random":
+        return _cut(*_random(network, model, loss, wanted), wanted)
+    if Path(name).suffix in FILES:
+        return _cut(*_typed(*checkpoints.pair(Path(name)), wanted), wanted)
+    if imports.is_path(name):
+        return _made(imports.function(name, "DATA", "batches (inputs, targets)"), name)
+    raise SettingError(
+        f"There are no data {name!r}: name digits, random, a file that ends in "
+        f"{', '.join(FILES[:2])}, or a function as module:function."
+    )
+
+
+def _made(function: Callable[..., Any], name: str) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise SettingError(
+            f"DATA {name!r} could not be made ({type(error).__name__}: {error}): name a function "
+            "that takes no arguments and returns batches (inputs, targets)."
+        ) from error
+
+
+def _cut(inputs: Tensor, targets: Tensor, wanted: Wanted) -> list[Batch]:
+    """Into batches; some samples at random if not all are wanted."""
+    count = len(inputs) if wanted.samples is None else min(wanted.samples, len(inputs))
+    if count < len(inputs):
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(wanted.seed))
+        chosen = order[:count].sort().values
+        inputs, targets = inputs[chosen], targets[chosen]
+    size = wanted.batch_size or count
+    return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+
+def _typed(inputs: Tensor, targets: Tensor, wanted: Wanted) -> Batch:
+    """Real numbers in the model's dtype; indices of classes and tokens as torch wants them."""
+
+    def typed(t: Tensor) -> Tensor:
+        return t.to(wanted.dtype) if t.is_floating_point() else t.long()
+
+    return typed(inputs), typed(targets)
+
+
+def _digits(model: nn.Module, wanted: Wanted) -> Batch:
+    """scikit-learn's 1,797 images of 8 x 8, from 0 to 1; flat for a model that takes them so."""
+    try:
+        found = import_module("sklearn.datasets").load_digits()
+    except ImportError:
+        raise SettingError(
+            "The digits come with scikit-learn, which is not installed: pip install "
+            "'natgrad[demo]'."
+        ) from None
+    images = torch.tensor(found.images, dtype=wanted.dtype).unsqueeze(1) / 16
+    labels = torch.tensor(found.target, dtype=torch.int64)
+    fits, why = [], ""
+    for inputs in (images, images.flatten(1)):
+        try:
+            with torch.no_grad():
+                if model(inputs[:2]).ndim == 2:
+                    fits.append(inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            why = f" ({str(error).strip().splitlines()[0]})" if str(error).strip() else ""
+    if not fits:
+        raise SettingError(
+            "The model takes neither images of shape [1, 8, 8] nor rows of 64 numbers, which the "
+            f"digits are{why}: name a model for them, such as small-cnn, or other data."
+        )
+    return fits[0], labels
+
+
+def _random(network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> Batch:
+    """Standard normal inputs, and targets of the kind that the loss takes."""
+    shape = wanted.shape or network.sample
+    if shape is None:
+        raise SettingError(
+            f"Network {network.name!r} does not say what its inputs are: pass the shape of one of "
+            "them, such as --sample 3,32,32."
+        )
+    count = wanted.samples or 64
+    generator = torch.Generator().manual_seed(wanted.seed)
+    inputs = torch.randn(count, *shape, generator=generator, dtype=wanted.dtype)
+    try:
+        with torch.no_grad():
+            output = model(inputs[:2])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise SettingError(
+            f"The model does not take inputs of shape {list(shape)} "
+            f"({str(error).strip().splitlines()[0]}): pass another shape with --sample."
+        ) from error
+    if not isinstance(output, Tensor) or output.ndim < 2:
+        raise SettingError(
+            "Random targets need a model that returns one tensor [n, ...]: give data of your own."
+        )
+    if isinstance(loss, CrossEntropy):
+        classes, rest = output.shape[1], output.shape[2:]
+        return inputs, torch.randint(classes, (count, *rest), generator=generator)
+    targets = torch.randn(count, *output.shape[1:], generator=generator, dtype=output.dtype)
+    return inputs, (targets > 0).to(output) if isinstance(loss, BinaryCrossEntropy) else targets

@@ -1,0 +1,229 @@
+"""Symmetric matrices over ``vec(W)`` that are never written out: dense blocks, a diagonal,
+``G x A``, and ``(Q_G x Q_A) diag(S) (Q_G x Q_A)^T``.
+
+Every one of them knows its eigenvalues in closed form, so that any function of it is applied as
+``Q f(l) Q^T m``. Vectors are rows: ``m [k, size]``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]  # of eigenvalues, entry by entry
+
+
+class Symmetric(ABC):
+    size: int
+
+    @abstractmethod
+    def product(self, m: Tensor) -> Tensor:
+        """``m [k, size]`` -> ``[k, size]``."""
+
+    @abstractmethod
+    def apply(self, function: Function, m: Tensor) -> Tensor:
+        """``f(matrix) m`` for ``m [k, size]``."""
+
+    @abstractmethod
+    def eigenvalues(self) -> Tensor:
+        """``[size]``, in no order."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """``[size]``."""
+
+    @abstractmethod
+    def eigenvectors(self, which: Tensor) -> Tensor:
+        """Of ``eigenvalues()[which]``, as rows ``[k, size]``."""
+
+    def trace(self) -> Tensor:
+        return self.diagonal().sum()
+
+    def square_norm(self) -> Tensor:
+        return self.eigenvalues().square().sum()
+
+    def dense(self) -> Tensor:
+        """``[size, size]``."""
+        one = self.diagonal()
+        return self.product(torch.eye(self.size, dtype=one.dtype, device=one.device))
+
+
+class DenseBlocks(Symmetric):
+    """``values [b, d, d]`` along the diagonal."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.blocks, self.dim, _ = values.shape
+        self.size = self.blocks * self.dim
+
+    @cached_property
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        return _eigh(self.values)
+
+    def product(self, m: Tensor) -> Tensor:
+        return self._each(lambda x: self.values @ x, m)
+
+    def apply(self, function: Function, m: Tensor) -> Tensor:
+        values, vectors = self._eigen
+        scale = function(values).unsqueeze(-1)
+        return self._each(lambda x: vectors @ (scale * (vectors.mT @ x)), m)
+
+    def eigenvalues(self) -> Tensor:
+        return self._eigen[0].flatten()
+
+    def eigenvectors(self, which: Tensor) -> Tensor:
+        out = self.values.new_zeros(len(which), self.blocks, self.dim)
+        block, column = which // self.dim, which % self.dim
+        out[torch.arange(len(which), device=which.device), block] = self._eigen[1][block, :, column]
+        return out.flatten(1)
+
+    def diagonal(self) -> Tensor:
+        return self.values.diagonal(dim1=1, dim2=2).flatten()
+
+    def square_norm(self) -> Tensor:
+        return self.values.square().sum()
+
+    def dense(self) -> Tensor:
+        out: Tensor = torch.block_diag(*self.values)
+        return out
+
+    def _each(self, function: Function, m: Tensor) -> Tensor:
+        """``function`` on ``[b, d, k]``."""
+        pieces = m.view(len(m), self.blocks, self.dim).permute(1, 2, 0)
+        return function(pieces).permute(2, 0, 1).reshape(m.shape)
+
+
+class DiagonalMatrix(Symmetric):
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.size = values, values.numel()
+
+    def product(self, m: Tensor) -> Tensor:
+        return self.values * m
+
+    def apply(self, function: Function, m: Tensor) -> Tensor:
+        return function(self.values) * m
+
+    def eigenvalues(self) -> Tensor:
+        return self.values
+
+    def eigenvectors(self, which: Tensor) -> Tensor:
+        out = self.values.new_zeros(len(which), self.size)
+        out[torch.arange(len(which), device=which.device), which] = 1.0
+        return out
+
+    def diagonal(self) -> Tensor:
+        return self.values
+
+    def dense(self) -> Tensor:
+        return torch.diag(self.values)
+
+
+class _TwoSided(Symmetric):
+    """Over ``m [b, rows, cols]``, with eigenvectors ``Q_G x Q_A``."""
+
+    groups: int
+    rows: int
+    cols: int
+
+    @abstractmethod
+    def bases(self) -> tuple[Tensor | None, Tensor | None]:
+        """``Q_G [b, r, r]`` and ``Q_A [b, c, c]``, ``None`` for the identity."""
+
+    @abstractmethod
+    def _values(self) -> Tensor:
+        """``[b, r, c]``."""
+
+    def apply(self, function: Function, m: Tensor) -> Tensor:
+        q_g, q_a = self.bases()
+        x = m.view(-1, self.groups, self.rows, self.cols)
+        rotated = _sandwich(None if q_g is None else q_g.mT, x, q_a) * function(self._values())
+        out = _sandwich(q_g, rotated, None if q_a is None else q_a.mT)
+        return out.reshape(m.shape)
+
+    def eigenvalues(self) -> Tensor:
+        return self._values().flatten()
+
+    def eigenvectors(self, which: Tensor) -> Tensor:
+        q_g, q_a = self.bases()
+        one = self._values()
+        x = one.new_zeros(len(which), one.numel())
+        x[torch.arange(len(which), device=which.device), which] = 1.0
+        x = x.view(-1, self.groups, self.rows, self.cols)
+        return _sandwich(q_g, x, None if q_a is None else q_a.mT).flatten(1)
+
+
+class KroneckerProduct(_TwoSided):
+    """``g x a``, each ``[b, d, d]``, or ``[b, d]`` for a diagonal factor."""
+
+    def __init__(self, g: Tensor, a: Tensor) -> None:
+        self.g, self.a = g, a
+        self.groups, self.rows, self.cols = len(g), g.shape[-1], a.shape[-1]
+        self.size = self.groups * self.rows * self.cols
+
+    @cached_property
+    def _eigen(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        g, a = ((f, None) if f.ndim == 2 else _eigh(f) for f in (self.g, self.a))
+        return g, a
+
+    def bases(self) -> tuple[Tensor | None, Tensor | None]:
+        return self._eigen[0][1], self._eigen[1][1]
+
+    def _values(self) -> Tensor:
+        return self._eigen[0][0].unsqueeze(2) * self._eigen[1][0].unsqueeze(1)
+
+    def product(self, m: Tensor) -> Tensor:
+        x = m.view(-1, self.groups, self.rows, self.cols)
+        x = x * self.g.unsqueeze(2) if self.g.ndim == 2 else self.g @ x
+        x = x * self.a.unsqueeze(1) if self.a.ndim == 2 else x @ self.a
+        return x.reshape(m.shape)
+
+    def diagonal(self) -> Tensor:
+        g, a = (f if f.ndim == 2 else f.diagonal(dim1=1, dim2=2) for f in (self.g, self.a))
+        return (g.unsqueeze(2) * a.unsqueeze(1)).flatten()
+
+    def square_norm(self) -> Tensor:
+        squares = [f.square().flatten(1).sum(1) for f in (self.g, self.a)]
+        return (squares[0] * squares[1]).sum()
+
+
+class Rotated(_TwoSided):
+    """``values [b, r, c]`` in the basis ``q_g [b, r, r]``, ``q_a [b, c, c]`` of columns."""
+
+    def __init__(self, q_g: Tensor | None, q_a: Tensor | None, values: Tensor) -> None:
+        self.q_g, self.q_a, self.values = q_g, q_a, values
+        self.groups, self.rows, self.cols = values.shape
+        self.size = values.numel()
+
+    def bases(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.q_g, self.q_a
+
+    def _values(self) -> Tensor:
+        return self.values
+
+    def product(self, m: Tensor) -> Tensor:
+        return self.apply(lambda values: values, m)
+
+    def diagonal(self) -> Tensor:
+        left = None if self.q_g is None else self.q_g.square()
+        right = None if self.q_a is None else self.q_a.square().mT
+        return _sandwich(left, self.values, right).flatten()
+
+    def trace(self) -> Tensor:
+        return self.values.sum()
+
+
+def _sandwich(left: Tensor | None, m: Tensor, right: Tensor | None) -> Tensor:
+    """``left m right``; ``None`` is the identity."""
+    m = m if left is None else left @ m
+    return m if right is None else m @ right
+
+
+def _eigh(values: Tensor) -> tuple[Tensor, Tensor]:
+    """One at a time where they are large: a batch of them is slower than a loop."""
+    if values.shape[-1] <= 32:
+        found = torch.linalg.eigh(values)
+        return found[0], found[1]
+    pairs = [torch.linalg.eigh(one) for one in values]
+    return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])

@@ -1,0 +1,47 @@
+"""What is read from curvature matrices, and other measures of a trained network: one file each."""
+
+from natgrad.measures.bounds import catoni, mcallester, seeger
+from natgrad.measures.classes import mistakes
+from natgrad.measures.fisher_rao import fisher_rao
+from natgrad.measures.gradient_variance import GradientVariance, gradient_variance
+from natgrad.measures.linear_maps import spectral_norm
+from natgrad.measures.noise import NoiseScale, noise_scale
+from natgrad.measures.noisy_loss import Isotropic, MagnitudeAware, Tolerated, tolerated_sigma
+from natgrad.measures.pac_bayes import PacBayes, pac_bayes
+from natgrad.measures.path_norm import path_norm
+from natgrad.measures.sample_traces import Signs, Subset
+from natgrad.measures.sharpness import AdaptiveBall, Ball, Rise, Sharpness, rise, sharpness
+from natgrad.measures.spectral_bound import SpectralBound, spectral_bound
+from natgrad.measures.tic import TIC, tic
+
+__all__ = [
+    "TIC",
+    "AdaptiveBall",
+    "Ball",
+    "GradientVariance",
+    "Isotropic",
+    "MagnitudeAware",
+    "NoiseScale",
+    "PacBayes",
+    "Rise",
+    "Sharpness",
+    "Signs",
+    "SpectralBound",
+    "Subset",
+    "Tolerated",
+    "catoni",
+    "fisher_rao",
+    "gradient_variance",
+    "mcallester",
+    "mistakes",
+    "noise_scale",
+    "pac_bayes",
+    "path_norm",
+    "rise",
+    "seeger",
+    "sharpness",
+    "spectral_bound",
+    "spectral_norm",
+    "tic",
+    "tolerated_sigma",
+]

@@ -1,0 +1,81 @@
+"""The variance of gradients over samples, ``tr Σ = mean_n |s_n - g|²`` with ``g = mean_n s_n`` (Y25).
+
+[Jiang, Neyshabur, Mobahi, Krishnan and Bengio, Fantastic generalization measures and where to find
+them, 2020.] Small at the end of a training that generalises; at its start it says how many samples a
+step should see (`noise_scale`). By parameter it shows which layers are noisy.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from natgrad.curvature.fisher import EmpiricalFisher
+from natgrad.operators import Problem, fisher
+from natgrad.tables import Column, Table
+
+
+@dataclass(frozen=True)
+class GradientVariance:
+    """``total`` is ``tr Σ``, ``gradient`` is ``|g|²``; both also by parameter, in ``parts``."""
+
+    total: float
+    gradient: float
+    samples: int
+    parameters: int
+    parts: Mapping[str, tuple[float, float]]
+
+    @property
+    def mean(self) -> float:
+        """Of a single parameter."""
+        return self.total / self.parameters
+
+    @property
+    def unbiased(self) -> float:
+        """``tr Σ`` of what the samples were drawn from: ``N / (N - 1)`` times ``total``."""
+        return self.total * self.samples / (self.samples - 1) if self.samples > 1 else float("nan")
+
+    def table(self) -> Table:
+        columns = (
+            Column("parameter"),
+            Column("variance", "right"),
+            Column("share", "right"),
+            Column("gradient²", "right"),
+        )
+        whole = self.total or 1.0
+        rows = tuple(
+            (name, f"{v:.4g}", f"{100 * v / whole:.1f}%", f"{g:.4g}")
+            for name, (v, g) in self.parts.items()
+        )
+        footer = f"all: variance {self.total:.4g}, gradient² {self.gradient:.4g}"
+        return Table(f"Gradients of {self.samples:,} samples", columns, rows, footer)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+def gradient_variance(
+    model: nn.Module | Problem,
+    loss: Any = None,
+    data: Any = None,
+    *,
+    parameters: Iterable[str] | str | None = None,
+) -> GradientVariance:
+    """Exact, in two passes over the data."""
+    problem = Problem.of(model, loss, data, parameters=parameters)
+    g, v = moments(problem)
+    parts = {
+        name: (float(v[part].sum()), float(g[part].square().sum()))
+        for name, part in problem.space.slices.items()
+    }
+    return GradientVariance(
+        float(v.sum()), float(g.square().sum()), problem.samples, problem.space.size, parts
+    )
+
+
+def moments(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Mean ``g [P]`` and variances ``diag Σ [P]`` of the gradients, in float64."""
+    g = problem.gradient().double()
+    second = fisher(problem, curvature=EmpiricalFisher()).diagonal().double()
+    return g, (second - g.square()).clamp_(min=0.0)  # rounding may leave a little below zero

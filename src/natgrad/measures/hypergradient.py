@@ -1,0 +1,171 @@
+"""Hypergradients by implicit differentiation (Y18): ``dtheta*/dlambda = -H^-1 ∂²L/∂theta∂lambda``.
+
+With ``theta*`` the minimum of the training loss, the validation loss has the total derivative
+``dL_val/dlambda = ∂L_val/∂lambda - (H^-1 ∂L_val/∂theta)ᵀ ∂²L/∂theta∂lambda``: one linear system,
+however many hyperparameters there are (Lorraine, Vicol and Duvenaud 2020).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.errors import SettingError
+from natgrad.linalg.results import Solution
+from natgrad.measures.objectives import Objective, Source, check_source, parameters_of
+from natgrad.measures.solvers import ConjugateGradients, Solver
+from natgrad.operators import checks
+
+Hyperparameters = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Hypergradient:
+    """``gradient = direct + indirect`` by every hyperparameter, of the kind they were given in.
+
+    ``solution`` holds ``H^-1 ∂L_val/∂theta [P]``. ``slope = |∂L/∂theta|`` of the training loss: the
+    formula holds where it is 0.
+    """
+
+    gradient: Any
+    direct: Any
+    solution: Solution
+    slope: float
+
+    @property
+    def residual(self) -> float:
+        """``|∂L_val/∂theta - H x| / |∂L_val/∂theta|``."""
+        return float(self.solution.residuals.max())
+
+    @property
+    def converged(self) -> bool:
+        return self.solution.converged
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """``jacobian = dtheta*/dlambda``, ``[P, *shape]`` by every hyperparameter."""
+
+    jacobian: Any
+    solution: Solution
+    slope: float
+
+    @property
+    def residual(self) -> float:
+        return float(self.solution.residuals.max())
+
+    @property
+    def converged(self) -> bool:
+        return self.solution.converged
+
+
+def hypergradient(
+    train: Source,
+    validation: Source,
+    hyperparameters: Hyperparameters,
+    *,
+    parameters: nn.Module | Mapping[str, Tensor] | None = None,
+    solver: Solver = ConjugateGradients(),  # noqa: B008 (frozen)
+) -> Hypergradient:
+    """``dL_val/dlambda`` at the minimum of the training loss, where the parameters should be.
+
+    ``train`` and ``validation``: a ``Problem`` each, or a function without arguments that returns
+    the loss. ``hyperparameters``: a tensor, several, or a dict of them, with
+    ``requires_grad=True``, which the training loss (or the model) uses. ``parameters``: the model,
+    or tensors by name, for a training loss that is a function.
+    """
+    names, tensors = _named(hyperparameters)
+    check_source(validation, "validation")
+    own = parameters_of(train, parameters)
+    _check_apart(names, tensors, own)
+    training = Objective(train, own, "training", tensors)
+    b, direct = Objective(validation, own, "validation", tensors).gradients()
+    slope, _ = training.gradients()
+    found = _solver(solver).solve(training, b.unsqueeze(1))
+    solution = Solution(
+        found.x[:, 0], found.residuals, found.converged, found.products, found.method
+    )
+    indirect = training.mixed(solution.x)
+    for name, one, two in zip(names, direct, indirect, strict=True):
+        if one is None and two is None:
+            raise _unused(name)
+    known = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, direct, strict=True)]
+    total = [d if i is None else d - i for d, i in zip(known, indirect, strict=True)]
+    return Hypergradient(
+        _like(hyperparameters, total), _like(hyperparameters, known), solution, float(slope.norm())
+    )
+
+
+def response(
+    train: Source,
+    hyperparameters: Hyperparameters,
+    *,
+    parameters: nn.Module | Mapping[str, Tensor] | None = None,
+    solver: Solver = ConjugateGradients(),  # noqa: B008 (frozen)
+) -> Response:
+    """``dtheta*/dlambda = -H^-1 ∂²L/∂theta∂lambda``, written out: for few hyperparameters."""
+    names, tensors = _named(hyperparameters)
+    own = parameters_of(train, parameters)
+    _check_apart(names, tensors, own)
+    training = Objective(train, own, "training", tensors)
+    size, count = training.space.size, sum(t.numel() for t in tensors)
+    what = "The response of the parameters"
+    checks.fits(size, count, training.own[0].dtype, what, "use hypergradient, or fewer of them")
+    slope, _ = training.gradients()
+    found = _solver(solver).solve(training, training.columns())
+    pieces = (-found.x).split([t.numel() for t in tensors], 1)
+    shaped = [piece.reshape(size, *t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+    return Response(_like(hyperparameters, shaped), found, float(slope.norm()))
+
+
+def _named(given: Hyperparameters) -> tuple[list[str], list[Tensor]]:
+    if isinstance(given, Tensor):
+        pairs = [("hyperparameters", given)]
+    elif isinstance(given, Mapping):
+        pairs = [(str(name), t) for name, t in given.items()]
+    else:
+        pairs = [(f"hyperparameters[{i}]", t) for i, t in enumerate(given)]
+    if not pairs:
+        raise SettingError("There are no hyperparameters: give at least one tensor.")
+    for name, t in pairs:
+        if not isinstance(t, Tensor) or not t.requires_grad:
+            what = "a tensor without gradients" if isinstance(t, Tensor) else repr(t)
+            raise SettingError(
+                f"{name} is {what} but must be a tensor with requires_grad=True that the training "
+                "loss uses: make it one."
+            )
+    return [name for name, _ in pairs], [t for _, t in pairs]
+
+
+def _like(given: Hyperparameters, found: list[Tensor]) -> Any:
+    if isinstance(given, Tensor):
+        return found[0]
+    return dict(zip(given, found, strict=True)) if isinstance(given, Mapping) else found
+
+
+def _check_apart(names: list[str], tensors: list[Tensor], own: Mapping[str, Tensor]) -> None:
+    for name, t in zip(names, tensors, strict=True):
+        for parameter, p in own.items():
+            if p is t:
+                raise SettingError(
+                    f"{name} is the parameter {parameter!r}, which the training optimises: leave "
+                    "it out of the parameters with Problem(..., parameters=[...])."
+                )
+
+
+def _solver(given: object) -> Solver:
+    if not isinstance(given, Solver):
+        raise SettingError(
+            f"solver is {given!r} but must be ConjugateGradients(...), Neumann(terms, step) or "
+            "KroneckerInverse(damping): give one of them."
+        )
+    return given
+
+
+def _unused(name: str) -> SettingError:
+    return SettingError(
+        f"{name} is in neither loss, so there is nothing to differentiate: use the tensor itself "
+        "in the training loss, not a copy or its number."
+    )

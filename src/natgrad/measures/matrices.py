@@ -1,0 +1,26 @@
+"""Which curvature matrix a measure reads: a function that makes one of a problem, or one itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+from natgrad.errors import SettingError
+from natgrad.operators import Operator, Problem
+
+Matrix = Operator | Callable[[Problem], Operator]
+
+
+def operator_of(matrix: Matrix | Any, problem: Problem) -> Operator:
+    """``natgrad.hessian``, ``natgrad.ggn``, ``lambda p: natgrad.ggn(p, structure=Kronecker())``, …
+    of ``problem``, or an operator that is already there."""
+    found = matrix(problem) if callable(matrix) and not isinstance(matrix, type) else matrix
+    if not isinstance(found, Operator):
+        raise SettingError(
+            f"matrix is {matrix!r} but must be an operator or a function that makes one of a "
+            "problem: give natgrad.hessian, natgrad.ggn or natgrad.fisher."
+        )
+    if found.size != problem.space.size:
+        raise SettingError(
+            f"matrix is over {found.size:,} parameters but the measure is over "
+            f"{problem.space.size:,}: make both of the same ones."
+        )
+    return found

@@ -1,0 +1,61 @@
+"""The path norm, ``(Σ_paths Π_edges |w|^p)^(1/p)`` over all ways from inputs and biases to outputs (Y25).
+
+[Neyshabur, Tomioka and Srebro, Norm-based capacity control in neural networks, 2015; with pooling,
+biases and shortcuts: Gonon, Brisebarre, Riccietti and Gribonval, A path-norm toolkit for modern
+networks, 2024.] It is the sum of the outputs for inputs of ones and weights ``|w|^p``, to the power
+``1/p``: one forward pass. Moving scale from a ReLU's inputs to its outputs leaves it alone,
+and with p = 1 it bounds the Lipschitz constant; p = 2 is the usual measure of capacity.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.errors import SettingError
+from natgrad.measures.paths import along_paths, plain
+from natgrad.operators import Problem, checks
+from natgrad.operators.data import Batch, Data
+from natgrad.runtime.ranges import POSITIVE, number
+
+
+@torch.no_grad()
+def path_norm(
+    model: nn.Module | Problem, loss: Any = None, data: Any = None, *, power: float = 2.0
+) -> float:
+    """Of a network of linear layers, ReLU, BatchNorm in evaluation mode, pooling and shortcuts; all
+    else is refused. Of the data only the shape of an input is used, and the loss not at all.
+
+    Every way through a pooling counts, as does each position of a convolution; an average over k
+    inputs has weights 1/k, and a maximum weights 1. Calculated in float64, apart from the parameters.
+    """
+    p = number(power, "power", POSITIVE)
+    if isinstance(model, Problem):
+        model, batches = model.model, model.data
+    else:
+        checks.model(model)
+        batches = Data(data)
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    ones = torch.ones(input_shape(next(iter(batches))), dtype=torch.float64, device=device)
+    found = model(along_paths(ones, p))
+    if not isinstance(found, Tensor):
+        raise SettingError(
+            f"The model returned an object of type {type(found).__name__}, but a path norm is of "
+            "the entries of one tensor: wrap it in a module that returns one."
+        )
+    return float(plain(found).sum()) ** (1 / p)
+
+
+def input_shape(batch: Batch) -> tuple[int, ...]:
+    """Of a single sample, as a batch of one."""
+    inputs = batch.inputs
+    if isinstance(inputs, tuple | list) and len(inputs) == 1:
+        (inputs,) = inputs
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        given = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise SettingError(
+            f"The inputs are of type {given}, but paths start at the entries of one "
+            "floating-point tensor: measure the part of the model behind its embedding."
+        )
+    return (1, *inputs.shape[1:])

@@ -1,0 +1,134 @@
+"""What a posterior over weights says of new inputs.
+
+linearised   ``f ~ N(f(x, theta*), J S Jᵀ)`` with the Jacobian ``J`` at ``theta*`` and the covariance
+             ``S`` of the weights; probabilities ``softmax(f / sqrt(1 + pi v / 8))`` (MacKay 1992)
+Monte-Carlo  ``mean_k p(y | x, theta_k)`` over weights ``theta_k`` that are drawn
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import pi
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from natgrad.comm import Alone
+from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, SquareLoss
+from natgrad.errors import SettingError
+from natgrad.operators import Problem, checks
+from natgrad.operators.data import Batch, read
+from natgrad.operators.jacobian import jacobian
+from natgrad.runtime.ranges import check_whole
+
+if TYPE_CHECKING:
+    from natgrad.measures.laplace import Laplace
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Of the target of each output: ``mean`` and ``variance``, both ``[n, …]``.
+
+    For classes the target is 1 for the class and 0 for others, so that ``mean`` is the probability
+    ``p`` and ``variance`` is ``p (1 - p)``. For a square loss the noise is in the variance.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+
+class Predictive(ABC):
+    @abstractmethod
+    def __call__(self, posterior: Laplace, inputs: Any) -> Prediction:
+        """``inputs`` as the model is called with: a tensor, a tuple, or a mapping of keywords."""
+
+
+@dataclass(frozen=True)
+class Linearised(Predictive):
+    """Of the model's first-order expansion, for which the posterior is a posterior; in closed form.
+
+    Probabilities are the probit approximation, which looks at the variance of each output alone.
+    """
+
+    def __call__(self, posterior: Laplace, inputs: Any) -> Prediction:
+        loss = posterior.problem.loss
+        check_targets(loss)
+        f, roots = linearised(posterior, inputs)
+        variance = roots.square().sum(-1).view(f.shape)
+        if isinstance(loss, SquareLoss):
+            return Prediction(f, variance + posterior.noise**2)
+        return _of_classes(probabilities(loss, f / (1 + pi / 8 * variance).sqrt()))
+
+
+@dataclass(frozen=True)
+class MonteCarlo(Predictive):
+    """``samples`` networks with weights of their own; the error falls as ``samples^-1/2``."""
+
+    samples: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole(self.samples, "MonteCarlo.samples", 1)
+
+    @torch.no_grad()
+    def __call__(self, posterior: Laplace, inputs: Any) -> Prediction:
+        loss = posterior.problem.loss
+        check_targets(loss)
+        batch = _batch(inputs)
+        found: list[Tensor] = []
+        for weights in posterior.sample(self.samples, self.seed):
+            with posterior.swapped(weights):
+                f = posterior.problem.output(batch)
+            found.append(f if isinstance(loss, SquareLoss) else probabilities(loss, f))
+        stacked = torch.stack(found)
+        mean = stacked.mean(0)
+        if isinstance(loss, SquareLoss):
+            return Prediction(mean, stacked.var(0, correction=0) + posterior.noise**2)
+        return _of_classes(mean)
+
+
+def linearised(posterior: Laplace, inputs: Any) -> tuple[Tensor, Tensor]:
+    """Outputs ``[n, …]`` at the mean, and roots ``[n, D, P]`` of their covariances
+    ``roots rootsᵀ``."""
+    problem = posterior.problem
+    space = problem.space
+    with posterior.swapped(space.named(posterior.mean)):
+        with torch.no_grad():
+            f = problem.output(_batch(inputs))
+        what = "The Jacobian of these inputs"
+        checks.fits(f.numel(), space.size, f.dtype, what, "predict fewer of them at a time")
+        # Other processes may predict other inputs, or none.
+        here = Problem(
+            problem.model,
+            SquareLoss(),
+            (inputs, f),
+            parameters=space.names,
+            group=Alone(),
+            progress=False,
+            check=False,
+        )
+        rows = torch.cat(list(jacobian(here).rows()))
+    roots = posterior.root(rows.mT.to(posterior.mean)).mT
+    return f, roots.reshape(len(f), -1, space.size)
+
+
+def check_targets(loss: Loss) -> None:
+    if not isinstance(loss, CrossEntropy | BinaryCrossEntropy | SquareLoss):
+        raise SettingError(
+            f"{type(loss).__name__} does not say how targets are distributed: use outputs(inputs), "
+            "or sample() and swapped()."
+        )
+
+
+def probabilities(loss: Loss, f: Tensor) -> Tensor:
+    return f.softmax(loss.class_axis) if isinstance(loss, CrossEntropy) else f.sigmoid()
+
+
+def _of_classes(p: Tensor) -> Prediction:
+    return Prediction(p, p * (1 - p))
+
+
+def _batch(inputs: Any) -> Batch:
+    return read((inputs, None))

@@ -1,0 +1,105 @@
+"""Batches: one, or a loader of them, of ``(inputs, targets)`` or of mappings with ``labels``."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from natgrad.errors import SettingError
+from natgrad.runtime.capture import leading_size, tensors_of
+
+LABELS = "labels"  # as Hugging Face calls the targets
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``inputs`` as the model is called with: a tensor, a tuple of arguments, or keywords."""
+
+    inputs: Any
+    targets: Any
+    samples: int
+
+    def call(self, model: nn.Module) -> Tensor:
+        """The model's output; of several the ``logits``, or the first."""
+        if isinstance(self.inputs, Mapping):
+            found = model(**self.inputs)
+        elif isinstance(self.inputs, tuple | list):
+            found = model(*self.inputs)
+        else:
+            found = model(self.inputs)
+        if isinstance(found, Tensor):
+            return found
+        logits = found.get("logits") if isinstance(found, Mapping) else None
+        if logits is None:
+            logits = getattr(found, "logits", None)
+        if logits is None and isinstance(found, tuple | list) and found:
+            logits = found[0]
+        if not isinstance(logits, Tensor):
+            raise SettingError(
+                f"The model returned an object of type {type(found).__name__} but must return a "
+                "tensor, a tuple that starts with one, or something with .logits: wrap it in a "
+                "module that does."
+            )
+        return logits
+
+
+def read(item: Any) -> Batch:
+    """One batch as loaders give it."""
+    if isinstance(item, Mapping):
+        if LABELS not in item:
+            raise SettingError(
+                f"A batch is a mapping with the keys {sorted(map(str, item))} but needs {LABELS!r} "
+                "for the targets: rename that key, or give pairs (inputs, targets)."
+            )
+        inputs: Any = {key: value for key, value in item.items() if key != LABELS}
+        targets = item[LABELS]
+    elif isinstance(item, tuple | list) and len(item) == 2:
+        inputs, targets = item
+    else:
+        raise SettingError(
+            f"A batch is an object of type {type(item).__name__} but must be a pair (inputs, "
+            f"targets) or a mapping with {LABELS!r}: give such batches."
+        )
+    values = tuple(inputs.values()) if isinstance(inputs, Mapping) else (inputs,)
+    samples = leading_size(tuple(t for v in values for t in tensors_of(v)), 0)
+    if not samples:
+        raise SettingError(
+            "A batch has no samples: the first axis of its inputs is empty, or there is no tensor "
+            "in it; leave empty batches out."
+        )
+    return Batch(inputs, targets, samples)
+
+
+class Data:
+    """Iterates over batches, as often as asked for."""
+
+    def __init__(self, source: Any) -> None:
+        single = isinstance(source, Mapping) or (
+            isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[1], Tensor)
+        )
+        self.source: Iterable[Any] = (source,) if single else source
+        self.single = single
+        if not isinstance(source, Iterable):
+            raise SettingError(
+                f"data is an object of type {type(source).__name__} but must be a batch (inputs, "
+                "targets) or a loader of batches: give one of them."
+            )
+        if isinstance(self.source, Iterator):
+            raise SettingError(
+                f"data is a {type(source).__name__}, which can be read only once, but a matrix "
+                "reads its data at every product: give a list or a DataLoader."
+            )
+
+    def __len__(self) -> int:
+        return len(self.source) if isinstance(self.source, Sized) else 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        empty = True
+        for item in self.source:
+            empty = False
+            yield read(item)
+        if empty:
+            raise SettingError(
+                "data is empty, so there is nothing to average over: give at least one batch."
+            )

@@ -1,0 +1,195 @@
+"""The rows ``J_nᵀ v_nq`` of a batch, kept as inputs and gradients of layers, not multiplied out.
+
+For a layer they are ``Σ_s g[n, q, s] a[n, s]ᵀ``. Products with them cost one matrix product a
+layer and no pass through the network, so layers do not wait for each other.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natgrad.layers import Layer, SharedInput
+from natgrad.layers.base import grouped, per_sample
+from natgrad.layers.embedding import Embedding, TiedHead
+from natgrad.operators.data import Batch
+from natgrad.operators.problem import Problem
+from natgrad.operators.structured import positions
+from natgrad.operators.tape import Tape
+from natgrad.operators.vectors import Vectors
+
+
+@dataclass
+class Factored:
+    """``a [b, n * s, c]`` and ``g [n, q, b * s * r]``; ``index [b * c * r]`` of a flat vector."""
+
+    a: Tensor
+    g: Tensor
+    index: Tensor
+    groups: int
+    rows: int
+
+    @property
+    def positions(self) -> int:
+        return self.a.shape[1] // len(self.g)
+
+    def _apart(self, t: Tensor) -> Tensor:
+        """``[b, n * s, r * k]`` -> ``[n, b * s * r, k]``."""
+        n, s = len(self.g), self.positions
+        if self.groups == 1:
+            return t.view(n, s * self.rows, -1)
+        return t.view(self.groups, n, s * self.rows, -1).transpose(0, 1).flatten(1, 2)
+
+    def _together(self, t: Tensor) -> Tensor:
+        """The inverse of ``_apart``."""
+        n, s = len(self.g), self.positions
+        if self.groups == 1:
+            return t.reshape(1, n * s, -1)
+        return t.view(n, self.groups, s, -1).transpose(0, 1).reshape(self.groups, n * s, -1)
+
+    def forward(self, v: Tensor) -> Tensor:
+        m = v[self.index].view(self.groups, self.a.shape[2], -1)  # [b, c, r * k]
+        return torch.bmm(self.g, self._apart(torch.bmm(self.a, m)))
+
+    def backward(self, u: Tensor, out: Tensor) -> None:
+        z = self._together(torch.bmm(self.g.mT, u))
+        d = torch.bmm(self.a.mT, z)  # [b, c, r * k]
+        out[self.index] += d.view(len(self.index), -1)
+
+    def explicit(self) -> Tensor:
+        """``[n, q, b * c * r]``."""
+        n, q, _ = self.g.shape
+        s = self.positions
+        a = self.a.view(self.groups, n, s, -1)
+        g = self.g.view(n, q, self.groups, s, self.rows)
+        return torch.einsum("bnsc,nqbsr->nqbcr", a, g).flatten(2)
+
+    def gram(self) -> Tensor:
+        """``[n * q, n * q]``."""
+        n, q, _ = self.g.shape
+        if self.positions > 1 or self.groups > 1:
+            rows = self.explicit().flatten(0, 1)
+            return rows @ rows.mT
+        g = self.g.flatten(0, 1)
+        inputs = self.a[0] @ self.a[0].mT  # [n, n]
+        return ((g @ g.mT).view(n, q, n, q) * inputs.view(n, 1, n, 1)).view(n * q, n * q)
+
+
+@dataclass
+class Explicit:
+    """``values [n, q, size]``, for layers without shared inputs; they are small."""
+
+    values: Tensor
+    index: Tensor
+
+    def forward(self, v: Tensor) -> Tensor:
+        return self.values @ v[self.index]
+
+    def backward(self, u: Tensor, out: Tensor) -> None:
+        out[self.index] += torch.einsum("nqp,nqk->pk", self.values, u)
+
+    def explicit(self) -> Tensor:
+        return self.values
+
+    def gram(self) -> Tensor:
+        rows = self.values.flatten(0, 1)
+        return rows @ rows.mT
+
+
+class Rows:
+    """Of one batch of ``samples`` with ``each`` so many rows of ``size`` parameters.
+
+    ``shared``: some weight is in several ``parts``, which add up.
+    """
+
+    def __init__(
+        self,
+        parts: list[Factored | Explicit],
+        samples: int,
+        each: int,
+        size: int,
+        shared: bool,
+    ) -> None:
+        self.parts, self.samples, self.each, self.size = parts, samples, each, size
+        self.shared = shared
+
+    @property
+    def numel(self) -> int:
+        return sum(
+            p.a.numel() + p.g.numel() if isinstance(p, Factored) else p.values.numel()
+            for p in self.parts
+        )
+
+    def widest(self) -> int:
+        """Numbers that a product with one vector makes on its way."""
+        return max(
+            p.g.shape[2] * self.samples if isinstance(p, Factored) else p.values.shape[2]
+            for p in self.parts
+        )
+
+    def forward(self, v: Tensor) -> Tensor:
+        """``v [P, k]`` -> ``[n, q, k]``."""
+        out = self.parts[0].forward(v)
+        for part in self.parts[1:]:
+            out += part.forward(v)
+        return out
+
+    def backward(self, u: Tensor, out: Tensor) -> None:
+        """``out [P, k] += Rᵀ u`` for ``u [n, q, k]``."""
+        for part in self.parts:
+            part.backward(u, out)
+
+    def explicit(self) -> Tensor:
+        """``[n * q, P]``."""
+        first = self.parts[0].explicit()
+        out = first.new_zeros(self.samples, self.each, self.size)
+        for part in self.parts:
+            out[:, :, part.index] += part.explicit()
+        return out.flatten(0, 1)
+
+    def gram(self) -> Tensor:
+        """``R Rᵀ [n * q, n * q]``."""
+        if self.shared:
+            rows = self.explicit()
+            return rows @ rows.mT
+        total = self.parts[0].gram()
+        for part in self.parts[1:]:
+            total += part.gram()
+        return total
+
+
+def gather(problem: Problem, tape: Tape, vectors: Vectors, batch: Batch, index: int) -> Rows:
+    """The rows of one batch, which the tape has not seen yet."""
+    output = tape.forward(batch)
+    found: dict[int, tuple[Any, Any, list[Tensor]]] = {}
+    for stack in vectors.stacks(problem.loss, output, batch, index):
+        for number, (use, x, gs) in enumerate(tape.pull(output, stack)):
+            found.setdefault(number, (use, x, []))[2].extend(gs)
+    where = {block: positions(problem, block) for block in tape.blocks}
+    parts: list[Factored | Explicit] = []
+    for (block, layer), x, gs in found.values():
+        parts.append(_part(layer, x, gs, where[block], block.shape, batch.samples))
+    shared = len({use[0] for use, _, _ in found.values()}) < len(parts)
+    each = len(next(iter(found.values()))[2])
+    return Rows(parts, batch.samples, each, problem.space.size, shared)
+
+
+def _part(
+    layer: Layer[Any],
+    x: Any,
+    gs: list[Tensor],
+    index: Tensor,
+    shape: tuple[int, int, int],
+    samples: int,
+) -> Factored | Explicit:
+    dtype = gs[0].dtype
+    if not isinstance(layer, SharedInput) or isinstance(layer, Embedding | TiedHead):
+        each = [torch.cat(list(layer.sample_gradients(x, g, samples))).flatten(1) for g in gs]
+        return Explicit(torch.stack(each, 1), index)
+    groups, rows, cols = shape
+    a = per_sample(layer.with_ones(layer.weight_inputs(x, dtype)), samples)  # [b, n, s, c]
+    g = torch.stack([per_sample(grouped(layer.gradients(one)).to(dtype), samples) for one in gs])
+    g = g.permute(2, 0, 1, 3, 4).flatten(2).contiguous()  # [q, b, n, s, r] -> [n, q, bsr]
+    turned = index.view(groups, rows, cols).transpose(1, 2).flatten()
+    return Factored(a.flatten(1, 2).contiguous(), g, turned, groups, rows)

@@ -1,0 +1,108 @@
+"""One forward pass that remembers every layer's input, and sends vectors back to their outputs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natgrad.errors import CoverageError
+from natgrad.inverses import Eigen
+from natgrad.operators.data import Batch
+from natgrad.operators.problem import Problem
+from natgrad.runtime.capture import Capture, Pass, Use
+from natgrad.runtime.discovery import Choice, StructureOf, discover
+
+
+class Tape:
+    """``blocks`` cover all parameters of ``problem``; use as a context, for hooks come and go."""
+
+    def __init__(self, problem: Problem, structure: StructureOf) -> None:
+        self.problem = problem
+        with problem.ready():
+            self.blocks, uncovered = discover(
+                problem.model, Choice(structure, Eigen(), None, (), None, 0)
+            )
+        self.uncovered = {n: u for n, u in uncovered.items() if n in problem.parameters}
+        self.capture = Capture(problem.model, self.blocks, _unused, taping=True, batch_axis=0)
+
+    def refuse_uncovered(self) -> None:
+        if self.uncovered:
+            name, why = next(iter(self.uncovered.items()))
+            raise CoverageError(
+                f"Parameter {name!r} has no block ({why.reason}), and nor have "
+                f"{len(self.uncovered) - 1} others: leave them out with parameters=[...], or take "
+                "structure=None."
+            )
+
+    def __enter__(self) -> "Tape":
+        self.capture.count_samples(True)
+        self.capture.arm()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.capture.detach()
+
+    def forward(self, batch: Batch) -> Tensor:
+        self.capture.forget()
+        return self.problem.output(batch)
+
+    @property
+    def current(self) -> Pass:
+        assert self.capture.current is not None
+        return self.capture.current
+
+    def edges(self) -> list[Any]:
+        """Of the outputs of layers, in the order of their calls."""
+        return [edge for _, _, edge, _ in self.current.tape]
+
+    def pull(self, output: Tensor, vectors: Tensor) -> Iterator[tuple[Use, Any, Sequence[Tensor]]]:
+        """Of ``vectors [q, n, …]``: a layer's use, its input, and ``q`` gradients of its output."""
+        edges = self.edges()
+        grads = batched_grad(output, edges, vectors.to(output.dtype))
+        for (use, x, _, view), g in zip(self.current.tape, grads, strict=True):
+            if g is not None:
+                yield use, x, [view(one) for one in g]
+
+
+def batched_grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Sequence[Any],
+    vectors: Tensor | Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad`` for ``k`` vectors at once, ``[k, …]``; the graph stays.
+
+    One by one where an operation cannot take them together.
+    """
+    several = isinstance(vectors, Tensor)
+    first = vectors if several else vectors[0]
+    assert isinstance(first, Tensor)
+    k = len(first)
+
+    def grad(v: Any, batched: bool) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            outputs,
+            list(inputs),
+            v,
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
+            is_grads_batched=batched,
+        )
+
+    if k > 1:
+        try:
+            return grad(vectors, True)
+        except RuntimeError:  # an operation without a batching rule
+            pass
+    ones = [grad(vectors[i] if several else [v[i] for v in vectors], False) for i in range(k)]
+    return tuple(
+        None if found[0] is None else torch.stack([t for t in found if t is not None])
+        for found in zip(*ones, strict=True)
+    )
+
+
+def _unused(*_: object) -> None:
+    raise AssertionError("a tape has no pairs of its own")

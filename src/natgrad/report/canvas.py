@@ -1,0 +1,87 @@
+"""What all pictures share: colours, sizes of letters, and how a figure becomes a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from natgrad.errors import SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PathTo = str | PathLike[str] | None
+
+# Told apart by readers who do not see red and green apart (Okabe and Ito).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+FAINT = "#8a8a8a"
+ENDINGS = (".png", ".svg", ".pdf")
+_LETTERS: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "svg.fonttype": "none",  # letters stay letters
+    "svg.hashsalt": "natgrad",  # the same picture is the same file
+    "axes.unicode_minus": True,
+}
+_LONGEST = 24  # characters of a layer's name; its end says more than its beginning
+
+
+@contextmanager
+def figure(width: float, height: float, path: PathTo) -> Iterator[Figure]:
+    """An empty one of ``width`` by ``height`` inches, which is written to ``path`` when it is done
+    (``None``: nowhere); the ending of the name says what it becomes."""
+    check(path)
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SettingError(
+            "Pictures need matplotlib, which is not installed: pip install 'natgrad[report]'."
+        ) from None
+    with mpl.rc_context(_LETTERS):
+        made = Figure(figsize=(width, height), layout="constrained")
+        yield made
+        if path is not None:
+            dated = {"Date": None} if Path(path).suffix.lower() == ".svg" else {}
+            made.savefig(path, dpi=120, metadata=dated)
+
+
+def check(path: PathTo) -> None:
+    """Whether a picture can be written there, before anything is computed for it."""
+    if path is None:
+        return
+    file = Path(path)
+    if file.suffix.lower() not in ENDINGS:
+        raise SettingError(
+            f"A picture cannot be written to {str(file)!r}, whose ending says nothing: name a "
+            f"file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}."
+        )
+    if not file.absolute().parent.is_dir():
+        raise SettingError(
+            f"A picture cannot be written to {str(file)!r}, as there is no folder "
+            f"{str(file.parent)!r}: make it, or name a file elsewhere."
+        )
+
+
+def panels(made: Figure, count: int, **options: Any) -> Sequence[Axes]:
+    """One beside the other."""
+    found: Any = made.subplots(1, count, squeeze=False, **options)
+    return list(found[0])
+
+
+def bare(axes: Axes) -> None:
+    """Without the lines that frame nothing."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def short(name: str) -> str:
+    return name if len(name) <= _LONGEST else "…" + name[1 - _LONGEST :]
