@@ -9,7 +9,7 @@ in `named_parameters()` order. Nothing here uses natgrad.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -87,9 +87,9 @@ class Dense:
     @cached_property
     def jacobian(self) -> Tensor:
         """`[n, D, P]`, D outputs of a sample in row-major order."""
-        return torch.autograd.functional.jacobian(
-            self.output, self.theta, vectorize=True
-        ).reshape(self.n, -1, self.size)
+        return torch.autograd.functional.jacobian(self.output, self.theta, vectorize=True).reshape(
+            self.n, -1, self.size
+        )
 
     @cached_property
     def output_gradient(self) -> Tensor:
@@ -159,7 +159,9 @@ class Dense:
         return self.masked(matrix, torch.zeros_like)
 
     def unit_wise(self, matrix: Tensor) -> Tensor:
-        return self.masked(matrix, lambda i: torch.arange(i[..., :1].numel()).view(i.shape[0], -1, 1).expand_as(i))
+        return self.masked(
+            matrix, lambda i: torch.arange(i[..., :1].numel()).view(i.shape[0], -1, 1).expand_as(i)
+        )
 
     def diagonal(self, matrix: Tensor) -> Tensor:
         return matrix.diagonal().diag()
@@ -387,11 +389,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm1(x)
-        x = x + (self.attention(h, h, h, need_weights=False)[0] if "attention" in self._modules else self._attend(h))
+        x = x + (
+            self.attention(h, h, h, need_weights=False)[0]
+            if "attention" in self._modules
+            else self._attend(h)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
     def _attend(self, h: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.qkv(h).chunk(3, -1)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -464,7 +472,9 @@ def sentences(n: int) -> tuple[Tensor, Tensor]:
     return torch.randint(Transformer.entries, shape), torch.randint(Transformer.entries, shape)
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Mean, Callable[[int], tuple[Tensor, Tensor]]]] = {
+NETWORKS: dict[
+    str, tuple[Callable[[], nn.Module], Mean, Callable[[int], tuple[Tensor, Tensor]]]
+] = {
     "mlp": (mlp, F.cross_entropy, rows),
     "cnn": (cnn, F.cross_entropy, images),
     "transformer": (Transformer, tokens_mean, sentences),
@@ -472,7 +482,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Mean, Callable[[int], tuple[T
 SAMPLES = 6
 
 
-@lru_cache
+@cache
 def network(name: str) -> Dense:
     """Made once, as many tests ask for the same."""
     build, mean, data = NETWORKS[name]

@@ -1,7 +1,7 @@
 """One suite for all matrices: each operation, of each matrix in each structure, is that of the dense
 matrix."""
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from matrices import NETWORKS, SAMPLES, network, uneven
 from natgrad import EKFAC, Diagonal, EmpiricalFisher, ExactFisher, Full, Kronecker, UnitWise
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy
+from natgrad.operators.estimators import Lanczos
 from oracles import close
 
 MATRICES = ("H", "G", "F", "C")
@@ -27,6 +28,7 @@ STRUCTURES = {
     "ekfac": EKFAC(),
 }
 TOLERANCE = 1e-9
+ACCURATE = Lanczos(tolerance=1e-10)
 
 networks = pytest.mark.parametrize("name", NETWORKS)
 matrices = pytest.mark.parametrize("matrix", MATRICES)
@@ -41,8 +43,12 @@ def loss_of(name):
     return CrossEntropy(class_axis=-1) if name == "transformer" else F.cross_entropy
 
 
-@lru_cache
 def operator(name, matrix, structure, cut=False):
+    return made(name, matrix, structure, cut)
+
+
+@cache
+def made(name, matrix, structure, cut):
     dense = network(name)
     (x,), y = dense.inputs, dense.targets
     data = uneven(x, y) if cut else (x, y)
@@ -65,7 +71,7 @@ def _of_hessian(layer, structure):
     return Full() if layer.name == "embedding" else structure
 
 
-@lru_cache
+@cache
 def expected(name, matrix, structure):
     """`[P, P]`."""
     dense, kind = network(name), "G" if matrix == "F" else matrix
@@ -81,7 +87,7 @@ def expected(name, matrix, structure):
     return dense.ekfac(kind) if structure == "ekfac" else dense.kronecker(kind, structure)
 
 
-@lru_cache
+@cache
 def spectrum(name, matrix, structure):
     """Descending."""
     return torch.linalg.eigvalsh(expected(name, matrix, structure)).flip(0)
@@ -114,12 +120,11 @@ def test_dense(name, matrix, structure, cut):
     assert close(found.dense(), truth, TOLERANCE)
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["one batch", "three batches"])
 @every
-def test_product(name, matrix, structure, cut):
+def test_product(name, matrix, structure):
     """With one vector, several, and a dict by name."""
-    found = operator(name, matrix, structure, cut)
     truth, dense = expected(name, matrix, structure), network(name)
+    found = operator(name, matrix, structure)
     v, m = randn(len(truth)), randn(len(truth), 3)
     assert close(found @ v, truth @ v, TOLERANCE)
     assert close(found @ m, truth @ m, TOLERANCE)
@@ -127,6 +132,7 @@ def test_product(name, matrix, structure, cut):
     assert list(named) == list(dense.parameters)
     assert all(named[k].shape == p.shape for k, p in dense.parameters.items())
     assert close(dense.flat(named), truth @ v, TOLERANCE)
+    assert close(operator(name, matrix, structure, cut=True) @ m, truth @ m, TOLERANCE)
 
 
 @every
@@ -147,7 +153,7 @@ def test_diagonal_trace_and_norm(name, matrix, structure):
 @every
 def test_eigenvalues(name, matrix, structure, smallest):
     k = 4
-    found = operator(name, matrix, structure).eigenvalues(k, smallest=smallest, tolerance=1e-10)
+    found = operator(name, matrix, structure).eigenvalues(k, smallest=smallest, by=ACCURATE)
     truth, values = expected(name, matrix, structure), spectrum(name, matrix, structure)
     scale = float(values.abs().max())
     assert found.converged
@@ -161,12 +167,21 @@ def test_eigenvalues(name, matrix, structure, smallest):
     assert float((residuals - found.residuals).abs().max()) <= TOLERANCE
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["one batch", "three batches"])
 @every
-def test_exact_eigenvalues(name, matrix, structure, cut):
+def test_exact_eigenvalues(name, matrix, structure):
     """Some matrices leave out zeros."""
-    found = operator(name, matrix, structure, cut).exact_eigenvalues()
-    values = spectrum(name, matrix, structure)
+    check_eigenvalues(operator(name, matrix, structure), spectrum(name, matrix, structure))
+
+
+@pytest.mark.parametrize("matrix", ["G", "C"])
+@networks
+def test_exact_eigenvalues_of_several_batches(name, matrix):
+    """From a Gram matrix with blocks between them."""
+    check_eigenvalues(operator(name, matrix, "none", cut=True), spectrum(name, matrix, "none"))
+
+
+def check_eigenvalues(matrix, values):
+    found = matrix.exact_eigenvalues()
     assert len(found) <= len(values)
     assert (found.diff() <= 0).all()
     padded = torch.cat([found, found.new_zeros(len(values) - len(found))]).sort(descending=True)
@@ -196,7 +211,7 @@ def test_solve(name, matrix, structure):
     assert close(damped(*which) @ dense.flat(named), v, TOLERANCE)
 
 
-@pytest.mark.parametrize("exponent", [0.5, -0.5, -1.0, 2.0])
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
 @every
 def test_power(name, matrix, structure, exponent):
     which = name, matrix, structure
@@ -274,15 +289,33 @@ def test_sums_and_multiples(name, matrix, structure):
     ):
         assert found.shape == truth.shape
         assert close(found @ v, truth @ v, TOLERANCE)
-        assert close(found.dense(), truth, TOLERANCE)
-        assert close(found.diagonal(), truth.diagonal(), TOLERANCE)
-        assert float(found.trace()) == pytest.approx(float(truth.trace()), rel=TOLERANCE)
-        assert float(found.norm()) == pytest.approx(float(truth.norm()), rel=TOLERANCE)
     named = (one + two) @ network(name).named(v[:, 0])
     assert close(network(name).flat(named), (a + b) @ v[:, 0], TOLERANCE)
-    values = torch.linalg.eigvalsh(a - b)
-    found = (one - two).eigenvalues(2, tolerance=1e-10)
-    assert close(found.values, values.flip(0)[:2], TOLERANCE)
+
+
+@matrices
+@structures
+def test_all_operations_of_a_difference(matrix, structure):
+    which, other = ("mlp", matrix, structure), ("mlp", "C" if matrix != "C" else "G", "none")
+    found, truth = (
+        operator(*which) - 0.5 * operator(*other),
+        expected(*which) - 0.5 * expected(*other),
+    )
+    values = torch.linalg.eigvalsh(truth).flip(0)
+    damping = 0.3 - float(values[-1])
+    v, damped = randn(len(truth)), truth + damping * torch.eye(len(truth), dtype=truth.dtype)
+    assert close(found.dense(), truth, TOLERANCE)
+    assert close(found.diagonal(), truth.diagonal(), TOLERANCE)
+    assert float(found.trace()) == pytest.approx(float(truth.trace()), rel=TOLERANCE)
+    assert float(found.norm()) == pytest.approx(float(truth.norm()), rel=TOLERANCE)
+    assert close(found.eigenvalues(2, by=ACCURATE).values, values[:2], TOLERANCE)
+    assert close(found.exact_eigenvalues(), values, TOLERANCE)
+    assert close(damped @ found.solve(v, damping), v, TOLERANCE)
+    assert close(found.power(found.power(v, 0.5, damping), 0.5, damping), damped @ v, TOLERANCE)
+    assert float(found.logdet(damping)) == pytest.approx(float(damped.logdet()), rel=TOLERANCE)
+    blocks = network("mlp").blocks(truth)
+    assert list(found.layers()) == list(blocks)
+    assert all(close(found.layers()[k].dense(), b, TOLERANCE) for k, b in blocks.items())
 
 
 # What the matrices are to each other.

@@ -9,73 +9,67 @@ import typer
 from torch import nn
 
 from natgrad.cli import checkpoints, datasets, matrices, measured, networks, options, progress
+from natgrad.cli.findings import Findings, Wanted
 from natgrad.cli.matrices import MatrixName, StructureName
-from natgrad.cli.training import accuracy, train
-from natgrad.curvature.losses import Loss
 from natgrad.errors import NatgradError, SettingError
-from natgrad.operators import Lanczos, Operator, Problem, block_norms
-from natgrad.report import canvas, curvature as pictures
-from natgrad.report import matrices as read
-from natgrad.report import quality as approximations
-from natgrad.report.sizes import Sizes, layers_table, sizes
-from natgrad.report.written import SMALL, written
+from natgrad.operators import Problem
+from natgrad.report import canvas
+from natgrad.tables import Table
 
-_SAMPLED = 64  # products a layer, from which norms of large blocks are estimated
+
+def _option(metavar: str, help: str, least: float | None = None) -> Any:
+    """On one line: its default is in the words."""
+    return typer.Option(metavar=metavar, help=help, min=least, show_default=False)
 
 
 def curvature(
     network: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="small-cnn, resnet20, mlp, …; or module:function."),
+        typer.Argument(metavar="MODEL", help="small-cnn, resnet20, mlp, …, or module:function."),
     ],
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA",
-            help="digits; random; a .npz or .pt file with inputs and targets; or module:function.",
+            metavar="DATA", help="digits, random, a .npz or .pt file, or module:function."
         ),
     ],
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Weights: a state_dict, or one as 'model'.")
+        Path | None, _option("FILE", "Weights: a state_dict, or one as 'model'.")
     ] = None,
     loss: Annotated[
-        str, typer.Option(metavar="NAME", help="cross-entropy, square, binary; module:function.")
+        str, _option("NAME", "cross-entropy (default), square, binary, or module:function.")
     ] = "cross-entropy",
     matrix: Annotated[
-        list[str], typer.Option(metavar="NAMES", help="hessian, ggn, fisher, mc, empirical.")
-    ] = ["hessian,ggn,empirical"],  # noqa: B006 (typer copies it)
+        str, _option("NAMES", "hessian,ggn,empirical (default); also fisher and mc.")
+    ] = "hessian,ggn,empirical",
     structure: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAMES",
-            help="full, block, kronecker, kronecker-reduce, ekfac, unitwise, diagonal.",
+        str,
+        _option(
+            "NAMES",
+            "full (default), block, kronecker, kronecker-reduce, ekfac, unitwise, diagonal.",
         ),
-    ] = ["full"],  # noqa: B006
+    ] = "full",
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Of the data, at random; all by default.")
+        int | None, _option("N", "Of the data, at random; all by default.", 1)
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time.")] = None,
-    sample: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help="Of one random input, such as 3,32,32.")
-    ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Targets a sample of mc.")] = 1,
-    damping: Annotated[float, typer.Option(min=0.0, help="Of conditions, TIC and solves.")] = 1e-3,
-    eigenvalues: Annotated[int, typer.Option(min=1, help="How many of the largest.")] = 10,
-    measures: Annotated[
-        list[str], typer.Option(metavar="NAMES", help=f"{', '.join(measured.NAMES)}; all.")
-    ] = [],  # noqa: B006
+    batch_size: Annotated[int | None, _option("N", "Samples at a time; all by default.", 1)] = None,
+    sample: Annotated[str | None, _option("SHAPE", "Of a random input, such as 3,32,32.")] = None,
+    draws: Annotated[int, _option("N", "Targets a sample, of mc; 1 by default.", 1)] = 1,
+    damping: Annotated[float, _option("NUMBER", "Where matrices are inverted; 1e-3.", 0.0)] = 1e-3,
+    eigenvalues: Annotated[int, _option("N", "The largest ones; 10 by default.", 1)] = 10,
+    measures: Annotated[str, _option("NAMES", f"all, or {', '.join(measured.NAMES)}.")] = "",
     quality: Annotated[
-        bool, typer.Option("--quality", help="How good approximations are, twice.")
+        bool, typer.Option("--quality", help="Compare structures, at two accuracies.")
     ] = False,
     target_accuracy: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="To train to for the second time.")
+        float, _option("NUMBER", "Trained to for the second of them; 0.9.", 0.0)
     ] = 0.9,
-    plots: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw everything.")] = None,
+    plots: Annotated[Path | None, _option("FOLDER", "Draw spectra, blocks and layers.")] = None,
     file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")
     ] = None,
     double: Annotated[bool, typer.Option("--double", help="Compute in float64.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, data and estimates.")] = 0,
+    seed: Annotated[int, _option("N", "Of weights, data and estimates; 0.", 0)] = 0,
 ) -> None:
     """Print sizes, traces, eigenvalues and measures of the curvature matrices of a model.
 
@@ -85,27 +79,69 @@ def curvature(
         wanted = Wanted(
             matrices.words(matrix, MatrixName, "--matrix"),
             matrices.words(structure, StructureName, "--structure"),
-            measured.names(measures),
+            measured.chosen(measures),
             eigenvalues,
             damping,
             draws,
             seed,
         )
         _check_files(plots, file)
-        criterion = matrices.loss(loss)
+        found = networks.find(network)
+        model = build(found, checkpoint, double=double, seed=seed)
+        kind = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
         shape = None if sample is None else options.shape(sample)
-        problem = _problem(network, data, checkpoint, criterion, double, samples, batch_size, shape, seed)
-        report = Report(problem, wanted, f"{network} on {data}")
+        criterion = matrices.loss(loss)
+        read = datasets.Wanted(samples, batch_size, seed, shape, kind)
+        batches = datasets.find(data, found, model, criterion, read)
+        with progress.status("Looking at the model and the data"):
+            problem = Problem(model, criterion, batches, progress=False)
+        findings = Findings(problem, wanted, f"{network} on {data}")
         if quality:
-            report.check_quality(target_accuracy)
-        report.run()
+            findings.check_quality(target_accuracy)
+        for table in findings.tables():
+            _say(table)
         if plots is not None:
-            report.draw(plots)
+            findings.draw(plots)
         if quality:
-            report.quality(target_accuracy, plots)
+            for table in findings.compare(target_accuracy, plots):
+                _say(table)
+        if plots is not None:
+            typer.echo(f"The pictures are in {plots}: {', '.join(findings.drawn)}.")
         if file is not None:
-            file.write_text(json.dumps(report.numbers, indent=1), encoding="utf-8")
-            typer.echo(f"\nAll numbers are in {file}.")
+            file.write_text(json.dumps(findings.numbers, indent=1), encoding="utf-8")
+            typer.echo(f"All numbers are in {file}.")
     except NatgradError as error:
         typer.echo(f"natgrad: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+def build(
+    found: networks.Network, checkpoint: Path | None, *, double: bool, seed: int
+) -> nn.Module:
+    """The model in evaluation mode, with its own weights or those of the checkpoint."""
+    torch.manual_seed(seed)
+    model = found()
+    if checkpoint is not None:
+        checkpoints.load_into(model, checkpoint)
+    return (model.double() if double else model).eval()
+
+
+def _say(table: Table) -> None:
+    typer.echo(f"{str(table).rstrip()}\n")
+
+
+def _check_files(plots: Path | None, file: Path | None) -> None:
+    """Before anything is computed."""
+    if plots is not None:
+        try:
+            plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(
+                f"--plots {plots} cannot be made a folder ({error.strerror}): name another one."
+            ) from error
+        canvas.available()
+    if file is not None and not file.absolute().parent.is_dir():
+        raise SettingError(
+            f"--json is {file} but there is no folder {file.parent}: make it, or name a file "
+            "elsewhere."
+        )

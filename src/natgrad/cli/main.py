@@ -3,10 +3,12 @@
 import typer
 
 from natgrad.cli.bench import bench
+from natgrad.cli.curvature import curvature
 from natgrad.cli.plan import plan
 
 app = typer.Typer(
-    help="K-FAC for PyTorch: plan a run on many ranks, and see what its messages hide behind.",
+    help="K-FAC for PyTorch: plan a run on many ranks, see what its messages hide behind, and look "
+    "at the curvature of a model.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -15,3 +17,4 @@ app = typer.Typer(
 )
 app.command(no_args_is_help=True)(plan)
 app.command(no_args_is_help=True)(bench)
+app.command(no_args_is_help=True)(curvature)

@@ -1,6 +1,6 @@
 """Words for matrices, structures and losses, and the objects that they stand for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeVar
 
@@ -82,14 +82,15 @@ def loss(name: str) -> Loss:
     return as_loss(imports.function(name, "--loss", "the mean loss over samples"))
 
 
-def words(given: Iterable[str], kind: type[W], option: str) -> list[W]:
-    """``["hessian,ggn", "mc"]`` -> the three of them, none twice."""
+def words(given: str, kind: type[W], option: str) -> list[W]:
+    """``"hessian,ggn"`` -> both of them."""
     return [kind(word) for word in chosen(given, [str(one) for one in kind], option)]
 
 
-def chosen(given: Iterable[str], known: list[str], option: str) -> list[str]:
+def chosen(given: str, known: list[str], option: str) -> list[str]:
+    """Words with commas between them, none twice."""
     found: list[str] = []
-    for word in (part.strip() for text in given for part in text.split(",")):
+    for word in (part.strip() for part in given.split(",")):
         if word not in known:
             raise SettingError(
                 f"{option} has {word!r}: name some of {', '.join(known)}, with commas between them."

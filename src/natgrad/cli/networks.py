@@ -1,8 +1,5 @@
 """Networks by name, or by the import path of a function that builds one."""
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +7,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from natgrad.cli import imports
 from natgrad.errors import SettingError
-from natgrad.models import Transformer, mlp, resnet, small_resnet
+from natgrad.models import Transformer, convnet, mlp, resnet, small_resnet
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,8 @@ NAMED: dict[str, Network] = {
         Network("mlp", partial(mlp, (784, 1024, 1024, 1024, 10)), (784,)),
         Network("transformer", partial(Transformer, 12, 768, 12), (128, 768)),
         Network("small-transformer", partial(Transformer, 4, 256, 4), (64, 256)),
+        Network("small-mlp", partial(mlp, (64, 16, 10)), (64,)),
+        Network("small-cnn", partial(convnet, (1, 8, 8), channels=(4, 8)), (1, 8, 8)),
     )
 }
 
@@ -69,26 +69,9 @@ def find(name: str) -> Network:
     """A named network, or ``module:function``, which is imported from the current folder too."""
     if name in NAMED:
         return NAMED[name]
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
+    if not imports.is_path(name):
         raise SettingError(
             f"There is no network {name!r}: name one of {', '.join(NAMED)}, or a function as "
             "module:function."
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise SettingError(
-            f"Network {name!r} cannot be imported ({error}): name a function that Python finds "
-            "from here, as module:function."
-        ) from error
-    if not callable(found):
-        raise SettingError(
-            f"Network {name!r} is of type {type(found).__name__} but must be a function that "
-            "returns a torch.nn.Module: name one as module:function."
-        )
-    return Network(name, found)
+    return Network(name, imports.function(name, "Network", "a torch.nn.Module"))

@@ -12,24 +12,29 @@ so it stops when a missed one would be an improbable accident. If it has found s
 vector follows it.
 """
 
-from itertools import pairwise
 from math import log
 
 import torch
 from torch import Tensor
 
-from natgrad.linalg.krylov import Space
+from natgrad.linalg.krylov import Space, orthogonalise
 from natgrad.linalg.matrix import Matrix, Product, at_least, generator_of, tolerance_of
 from natgrad.linalg.results import Eigenpairs
 
 # Numbers kept in the basis before it is compressed.
-_KEPT = 1 << 28
+_KEPT = 1 << 27
 # A random unit vector has a component below _RARE / √n along a given one in 1% of all cases.
 _RARE = 0.0125
 # Ritz values that many tolerances away from a wanted one stand for a copy of it.
 _NEAR = 10
-# Columns a search for copies should have room for.
+# Rows a chain after copies should have room for.
 _ROOM = 24
+# The squared part of a missed eigenvector that may lie along what its chain is orthogonal to.
+_SAFE = 0.1
+# A smaller component of a found vector can wait.
+_ALONG = 0.01
+# Less than this of a random vector is nothing but rounding.
+_EMPTY = 1e-5
 
 
 def eigenpairs(
@@ -51,8 +56,9 @@ def eigenpairs(
     ``tolerance`` bounds ``‖A v - λ v‖ / max|λ|``; eigenvalues are then right to about its square
     over their relative gap. ``limit`` is the largest number of products (default 1000 or 20 k),
     ``basis`` the largest number of vectors kept before a thick restart (default: as many as fit
-    in 2^28 numbers), ``block`` the number of vectors that are multiplied together: more of them
-    cost more products but fewer calls. If ``k > n``, there are ``n`` pairs.
+    in 2^27 numbers), ``block`` the number of vectors that are multiplied together: more of them
+    cost more products but fewer calls. If ``k > n``, there are ``n`` pairs; a matrix with
+    ``n <= 4 k + 32`` is written down and decomposed instead.
     """
     sign = -1.0 if smallest else 1.0
     matrix = Matrix(lambda x: sign * product(x), n, dtype, device)
@@ -61,6 +67,8 @@ def eigenpairs(
     least = 2 * wanted + at_least("block", block, 1) + 2
     if basis is None:
         basis = max(least + 8, min(10 * wanted + 200, _KEPT // n))
+    if n <= 4 * wanted + 32:
+        return _dense(matrix, wanted, sign)
     search = _Search(matrix, wanted, min(n, max(least, at_least("basis", basis, 1))), block, seed)
     note = search.run(tolerance_of(tolerance, matrix), limit)
 
@@ -79,14 +87,31 @@ def eigenpairs(
     )
 
 
+def _dense(matrix: Matrix, wanted: int, sign: float) -> Eigenpairs:
+    """All of a matrix that has hardly more columns than a search would take products."""
+    whole = matrix.dense()
+    values, vectors = torch.linalg.eigh(whole)
+    values, vectors = values.flip(0)[:wanted], vectors.flip(1)[:, :wanted]
+    scale = float(torch.linalg.matrix_norm(whole, 2)) or 1.0
+    residuals = (whole @ vectors - vectors * values).norm(dim=0) / scale
+    order = (sign * values).argsort(descending=True)
+    return Eigenpairs(
+        (sign * values)[order].to(matrix.device, matrix.dtype),
+        vectors[:, order].to(matrix.device, matrix.dtype),
+        residuals[order].to(matrix.device, matrix.dtype),
+        True,
+        matrix.products,
+        "exact: all eigenvalues",
+    )
+
+
 class _Search:
-    """A Krylov space, the wanted Ritz pairs in it, and the chain sent after missed copies."""
+    """A Krylov space, the wanted Ritz pairs in it, and the vectors sent after missed copies."""
 
     def __init__(self, matrix: Matrix, wanted: int, capacity: int, block: int, seed: int) -> None:
         self.matrix, self.wanted, self.capacity, self.block = matrix, wanted, capacity, block
         self.space = Space(matrix, capacity)
         self.generator = generator_of(seed)
-        self.chain: list[int] = []
         self.restarts = 0
         for vector in matrix.gaussians(min(block, matrix.n), self.generator).T:
             self.space.append(vector)
@@ -94,39 +119,33 @@ class _Search:
     def run(self, tolerance: float, limit: int) -> str:
         """Expand until done; what is to be said about the end."""
         self.tolerance = tolerance
-        self.space.expand(list(self.space.pending))
-        while True:
-            self._look()
-            done = self._converged()
-            if self.chain:
-                if self._complete():
-                    self.chain = []
-                    if done and not self._found():
-                        return self._story()
-                elif self.space.size + 1 > self.capacity < self.matrix.n:
-                    return self._story() + "; the basis is too small to exclude further copies"
-            elif done and self._alone():
-                return self._story()
-            following = self._next_of_chain() if done or self.chain else self._best()
-            if not following:
-                return self._story()
+        following = list(self.space.pending)
+        while following:
             if self.matrix.products + len(following) > limit:
-                return self._story() + (
-                    f"; further copies were not excluded within {limit} products"
-                    if done
-                    else f"; stopped at the limit of {limit} products"
-                )
+                return f"{self._story()}; stopped at the limit of {limit} products"
             self._expand(following)
+            self._look()
+            if not self._converged():
+                following = self._best()
+            elif self._alone():
+                break
+            else:
+                chain = self._chain()
+                if not chain.run(limit):
+                    return f"{self._story()}; further copies were not excluded"
+                following = self._take(chain.found())
+        return self._story()
 
     def _look(self) -> None:
         """Ritz pairs of the whole space."""
         self.values, self.coefficients, rest = self.space.ritz()
         self.scale = float(self.values.abs().max())
-        self.rest = rest[:, : self.wanted] / (self.scale or 1.0)
-        self.residuals = self.rest.norm(dim=0)
+        self.rest = rest / (self.scale or 1.0)
+        self.residuals = self.rest[:, : self.wanted].norm(dim=0)
         # Along rows that were multiplied, an exactly symmetric product leaves nothing.
-        noise = self.rest[self.space.expanded].norm(dim=0)
-        self.missing = self.rest[self.space.pending].norm(dim=0) > noise.clamp_min(self.tolerance)
+        noise = self.rest[self.space.expanded, : self.wanted].norm(dim=0)
+        self.open = self.rest[self.space.pending].norm(dim=0)
+        self.missing = self.open[: self.wanted] > noise.clamp_min(self.tolerance)
 
     def _converged(self) -> bool:
         """Whether all wanted pairs are as good as the tolerance asks or the products allow."""
@@ -136,17 +155,13 @@ class _Search:
         """The pending rows that most is missing of in the wanted pairs; a random one if none."""
         space = self.space
         if not space.pending:
-            return self._random()
-        missing = self.rest[space.pending][:, self.missing].norm(dim=1)
+            if space.size == self.matrix.n:
+                return []
+            index = space.append(self.matrix.gaussians(1, self.generator)[:, 0])
+            return [] if index is None else [index]
+        missing = self.rest[space.pending, : self.wanted][:, self.missing].norm(dim=1)
         first = missing.argsort(descending=True)[: self.block]
         return [space.pending[i] for i in first.tolist()]
-
-    def _random(self) -> list[int]:
-        """A random row orthogonal to all; none if they already span everything."""
-        if self.space.size >= self.matrix.n:
-            return []
-        index = self.space.append(self.matrix.gaussians(1, self.generator)[:, 0])
-        return [] if index is None else [index]
 
     def _alone(self) -> bool:
         """Whether nothing is left, or no wanted value of which a copy would change anything.
@@ -157,50 +172,42 @@ class _Search:
         wanted = self.values[: self.wanted]
         return everything or float(wanted[0] - wanted[-1]) <= self.tolerance * self.scale
 
-    def _found(self) -> bool:
-        """Whether the chain has brought something new to the wanted values."""
-        gain = self.values[: self.wanted] - self.before
-        return float(gain.max()) > self.tolerance * self.scale
+    def _chain(self) -> "_Chain":
+        """A chain orthogonal to the wanted vectors and to others that are nearly eigenvectors.
 
-    def _complete(self) -> bool:
-        """Whether the chain has, of each value that counts, found a copy or no probable part."""
-        last = self.values[self.wanted - 1]
-        above = self.before[self.before > last + self.tolerance * self.scale]
-        seen = [i for i in self.chain if i in self.space.expanded]
-        if seen == self.chain:
-            return True
-        if not seen:
-            return False
-        images = self.space.images
-        distances = (above[:, None] - torch.linalg.eigvalsh(images[seen][:, seen])).abs()
-        betas = torch.stack([images[j, i] for i, j in pairwise(self.chain)]).log().sum()
-        bounds = betas - distances.log().sum(1)
-        excluded = bounds <= log(_RARE) - log(self.matrix.n) / 2
-        return bool(
-            (excluded | (distances.min(1).values <= _NEAR * self.tolerance * self.scale)).all()
+        A missed eigenvector has a component of at most ``residual / (λ - θ)`` along a Ritz vector:
+        those stay whose squares are a tenth together, for the fewer large eigenvalues are left the
+        sooner the chain is through.
+        """
+        wanted = self.values[: self.wanted]
+        values = wanted[wanted > wanted[-1] + self.tolerance * self.scale]
+        components = (
+            self.open[self.wanted :] * self.scale / (values[-1] - self.values[self.wanted :])
         )
+        order = components.argsort()
+        safe = order[components[order].square().cumsum(0) <= _SAFE] + self.wanted
+        room = self.capacity if self.capacity < self.matrix.n else self.matrix.n + _ROOM
+        safe = safe[: max(0, room - _ROOM - self.wanted)]
+        kept = torch.cat([torch.arange(self.wanted), safe])
+        rows = self.space.vectors(self.coefficients[:, kept])
+        start = self.matrix.gaussians(1, self.generator)[:, 0]
+        near = _NEAR * self.tolerance * self.scale
+        return _Chain(self.matrix, rows, start, values, near, float(wanted[-1]), room)
 
-    def _next_of_chain(self) -> list[int]:
-        """The row that continues the chain, or begins a new one."""
-        if not self.chain:
-            room = min(_ROOM, self.capacity - self.wanted - 2)
-            if self.capacity - self.space.size < room and self.capacity < self.matrix.n:
-                self._compress(self.wanted + 1)
-            self.chain, self.before = self._random(), self.values[: self.wanted]
-        return self.chain[-1:]
+    def _take(self, found: Tensor) -> list[int]:
+        """Take in vectors ``[k, n]``: the pending rows they lie along, to be multiplied next."""
+        for vector in found:
+            self.space.append(vector)
+        along = (self.space.rows[self.space.pending] @ found.T).abs().amax(1) if len(found) else []
+        return [i for i, part in zip(self.space.pending, along, strict=False) if part > _ALONG]
 
     def _expand(self, indices: list[int]) -> None:
-        if self.space.size + len(indices) > self.capacity < self.matrix.n and not self.chain:
+        if self.space.size + len(indices) > self.capacity < self.matrix.n:
             places = [self.space.pending.index(i) for i in indices]
-            self._compress(self.wanted + (self.capacity - self.wanted) // 2)
+            self.space.compress(self.wanted + (self.capacity - self.wanted) // 2)
+            self.restarts += 1
             indices = [self.space.pending[place] for place in places]
-        for index, born in zip(indices, self.space.expand(indices), strict=True):
-            if born is not None and index in self.chain[-1:]:
-                self.chain.append(born)
-
-    def _compress(self, keep: int) -> None:
-        self.space.compress(keep)
-        self.restarts += 1
+        self.space.expand(indices)
 
     def _story(self) -> str:
         several = "s" * (self.restarts > 1)
@@ -208,3 +215,58 @@ class _Search:
         if self._converged() and bool((self.residuals > self.tolerance).any()):
             story += f"; products are symmetric only to {float(self.residuals.max()):.0e}"
         return story
+
+
+class _Chain:
+    """Lanczos from a random vector in the complement of ``kept [m, n]``, after missed copies."""
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        kept: Tensor,
+        start: Tensor,
+        values: Tensor,
+        near: float,
+        last: float,
+        room: int,
+    ) -> None:
+        self.matrix, self.values, self.near, self.last = matrix, values, near, last
+        self.kept, self.room = len(kept), room
+        rest, _, norm = orthogonalise(kept, start / start.norm())
+        self.rows = torch.cat([kept, rest[None] / norm]) if norm > _EMPTY else kept
+        self.diagonal: list[float] = []
+        self.off: list[float] = []
+
+    def run(self, limit: int) -> bool:
+        """Go on until each value has a copy here, or no probable part in the chain's start."""
+        while len(self.rows) > self.kept + len(self.diagonal):
+            if self.matrix.products >= limit or len(self.rows) > self.room:
+                return False
+            image = self.matrix(self.rows[-1:].T)[:, 0]
+            size = float(image.norm())
+            rest, components, norm = orthogonalise(self.rows, image)
+            self.diagonal.append(float(components[-1]))
+            self.off.append(norm)
+            if norm <= 8 * self.matrix.precision * size or self._through():
+                break
+            self.rows = torch.cat([self.rows, rest[None] / norm])
+        return True
+
+    def found(self) -> Tensor:
+        """``[k, n]``, the vectors that belong among the wanted ones."""
+        values, vectors = self._ritz()
+        mine = vectors[:, values > self.last + self.near / _NEAR].to(self.rows)
+        return mine.T @ self.rows[self.kept :]
+
+    def _ritz(self) -> tuple[Tensor, Tensor]:
+        off = torch.tensor(self.off[:-1], dtype=torch.float64)
+        diagonal = torch.tensor(self.diagonal, dtype=torch.float64)
+        values, vectors = torch.linalg.eigh(diagonal.diag() + off.diag(1) + off.diag(-1))
+        return values, vectors
+
+    def _through(self) -> bool:
+        distances = (self.values[:, None] - self._ritz()[0]).abs()
+        bounds = sum(map(log, self.off)) - distances.log().sum(1)
+        excluded = bounds <= log(_RARE) - log(self.matrix.n) / 2
+        copied = distances.min(1).values <= self.near
+        return bool((excluded | copied).all())

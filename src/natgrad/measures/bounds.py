@@ -1,4 +1,4 @@
-"""PAC-Bayes bounds on the error of a random predictor from its error on N samples and ``KL(Q ‖ P)``.
+"""PAC-Bayes bounds on the error of a random predictor, from that on N samples and ``KL(Q ‖ P)``.
 
 With probability ``1 - delta`` over the samples, for every ``Q`` at once and losses from 0 to 1::
 
@@ -70,7 +70,7 @@ def gaussian_kl(distance: Tensor, scales: Tensor, prior_scale: float) -> float:
 
 
 def best_prior_scale(distance: Tensor, scales: Tensor) -> tuple[float, float]:
-    """The ``prior_scale`` on a grid that makes KL smallest, and what it costs to have looked for it.
+    """The ``prior_scale`` on a grid that makes KL smallest, and what it costs to have chosen it.
 
     The prior must not depend on the data, so all ``e^{k/10}`` are priors at once, with the weight
     ``1 / ((π²/3 - 1) (|k|+1)²)``, whose negative logarithm is added to KL.

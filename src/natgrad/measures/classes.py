@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss
+from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, as_loss
 from natgrad.errors import SettingError
 from natgrad.operators import Problem
 
@@ -27,7 +27,9 @@ def margins(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
         target = target.argmax(loss.class_axis)
     if loss.ahead:
         output, target = output[:, : -loss.ahead], target[:, loss.ahead :]
-    logits = output.movedim(loss.class_axis, -1).reshape(len(output), -1, output.size(loss.class_axis))
+    logits = output.movedim(loss.class_axis, -1).reshape(
+        len(output), -1, output.size(loss.class_axis)
+    )
     target = target.to(output.device).reshape(len(output), -1)
     counted = target != loss.ignore_index
     index = target.masked_fill(~counted, 0).unsqueeze(-1)
@@ -36,12 +38,13 @@ def margins(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
     return right - others, counted
 
 
-def mistakes(loss: Loss) -> Error:
-    """A function of output and target that says which share of a sample's answers is wrong, ``[n]``;
-    a tie is wrong."""
+def mistakes(loss: Loss | Callable[[Tensor, Any], Tensor]) -> Error:
+    """A function of output and target to the share of each sample's answers that is wrong, ``[n]``;
+    a tie is wrong. ``loss`` says what the classes are, as ``F.cross_entropy`` does."""
+    known = as_loss(loss)
 
     def wrong(output: Tensor, target: Any) -> Tensor:
-        found, counted = margins(loss, output, target)
+        found, counted = margins(known, output, target)
         lost = ((found <= 0) & counted).double().sum(1)
         return lost / counted.double().sum(1).clamp(min=1.0)
 

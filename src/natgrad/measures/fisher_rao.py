@@ -1,10 +1,10 @@
 """The Fisher-Rao norm, ``|θ|² = θᵀFθ`` (Y25).
 
 [Liang, Poggio, Rakhlin and Stokes, Fisher-Rao metric, geometry, and complexity of neural networks,
-2019.] How far the weights are from zero, as measured by what the network does: the same for networks
-that compute the same, however ReLU layers share their scale. For ReLU networks without biases, where
-``Σ θ ∂f/∂θ = depth · f``, it is ``depth² · mean fᵀ(∂²loss/∂f²)f``. Lower ones of
-networks that fit the data equally tend to generalise better.
+2019.] How far the weights are from zero, as measured by what the network does: the same for all
+networks that compute the same, however ReLU layers share their scale. For ReLU networks without
+biases, where ``Σ θ ∂f/∂θ = depth · f``, it is ``depth² · mean fᵀ(∂²loss/∂f²)f``. Of networks that
+fit the data equally well, those with a lower one tend to generalise better.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def fisher_rao(
 ) -> Number:
     """The square of the norm, exact, by one product with ``F``.
 
-    ``EmpiricalFisher()`` as ``curvature`` gives ``mean (θᵀ s_n)²``, with the gradients at the targets.
+    ``EmpiricalFisher()`` as ``curvature`` gives ``mean (θᵀ s_n)²``, with gradients at the targets.
     """
     problem = Problem.of(model, loss, data, parameters=parameters)
     operator = fisher(problem, curvature=curvature)

@@ -1,7 +1,7 @@
-"""The variance of gradients over samples, ``tr Σ = mean_n |s_n - g|²`` with ``g = mean_n s_n`` (Y25).
+"""The variance of gradients over samples, ``tr Σ = mean_n |s_n - g|²``, ``g = mean_n s_n`` (Y25).
 
 [Jiang, Neyshabur, Mobahi, Krishnan and Bengio, Fantastic generalization measures and where to find
-them, 2020.] Small at the end of a training that generalises; at its start it says how many samples a
+them, 2020.] Small at the end of a training that generalises; on the way it says how many samples a
 step should see (`noise_scale`). By parameter it shows which layers are noisy.
 """
 

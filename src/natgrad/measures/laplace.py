@@ -88,8 +88,10 @@ class Laplace:
     def sample(self, n: int = 1, seed: int = 0) -> list[dict[str, Tensor]]:
         """``n`` draws of all parameters by name, the same on every device and rank."""
         check_whole(n, "n", 1)
-        drawn = torch.randn(n, len(self.mean), generator=generator_of(seed), dtype=torch.float64)
-        moved = self.root(drawn.to(self.mean).mT) + self.mean.unsqueeze(1)
+        generator, size = generator_of(seed), len(self.mean)
+        # One at a time, so that the first of many is the only one of one.
+        drawn = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(n)]
+        moved = self.root(torch.stack(drawn, 1).to(self.mean)) + self.mean.unsqueeze(1)
         return [self.problem.space.named(one.contiguous()) for one in moved.mT]
 
     def swapped(self, weights: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -98,11 +100,13 @@ class Laplace:
 
     def covariance(self, v: Tensor) -> Tensor:
         """``(precision)^-1 v`` for ``v [P]`` or ``[P, k]``."""
-        return self.matrix.solve(v, self.damping) / self.scale
+        found: Tensor = self.matrix.solve(v, self.damping)
+        return found / self.scale
 
     def root(self, v: Tensor) -> Tensor:
         """``(precision)^-1/2 v`` for ``v [P]`` or ``[P, k]``."""
-        return self.matrix.power(v, -0.5, self.damping) / self.scale**0.5
+        found: Tensor = self.matrix.power(v, -0.5, self.damping)
+        return found / math.sqrt(self.scale)
 
     @property
     def damping(self) -> float:
@@ -148,7 +152,7 @@ class Laplace:
         return _effective(self._curvatures(), self.prior_precision)
 
     def tuned(self) -> Laplace:
-        """The same with the prior precision that maximises the marginal likelihood at these weights.
+        """With the prior precision that maximises the marginal likelihood at these weights.
 
         There ``tau |theta*|²`` is the number of effective parameters; the one grows and the other
         falls with tau, so there is one such tau.

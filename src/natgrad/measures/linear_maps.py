@@ -1,4 +1,4 @@
-"""A layer as the linear map that it is of one sample, ``A``: its largest singular value and its rows.
+"""A layer as the linear map ``A`` that it is of one sample: its largest singular value, its rows.
 
     ‖A‖_σ = max |A x| / |x|,    ‖Aᵀ‖_{2,1} = Σ_rows |row|
 
@@ -84,9 +84,7 @@ class LinearMap:
     def _identity(self, start: int, stop: int) -> Tensor:
         size = prod(self.inputs)
         index = torch.arange(stop - start, device=self.weight.device)
-        rows = torch.zeros(
-            stop - start, size, dtype=self.weight.dtype, device=self.weight.device
-        )
+        rows = torch.zeros(stop - start, size, dtype=self.weight.dtype, device=self.weight.device)
         rows[index, index + start] = 1.0
         return rows.view(-1, *self.inputs)
 
@@ -147,6 +145,8 @@ def norm_scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def spectral_norm(layer: nn.Module, inputs: Sequence[int]) -> Number:
-    """The largest singular value of a Linear layer or a convolution, for samples of shape ``inputs``:
-    ``(channels, height, width)``, or ``(features,)``; exact up to the residual of Lanczos' method."""
+    """The largest singular value of a Linear layer or a convolution.
+
+    ``inputs`` is the shape of a sample, ``(features,)`` or ``(channels, height, width)``.
+    """
     return map_of(layer, inputs).spectral_norm()

@@ -60,7 +60,7 @@ class NoiseScale:
         return self.simple if self.curved_variance is None else self.curved
 
     def progress(self, batch: float) -> float:
-        """Of a step on ``batch`` samples, as a share of that on all data: ``1 / (1 + B_noise/B)``."""
+        """Of a step on ``batch`` samples, relative to one on all data: ``1 / (1 + B_noise/B)``."""
         size = number(batch, "batch", POSITIVE)
         return 1.0 / (1.0 + self.critical / size)
 

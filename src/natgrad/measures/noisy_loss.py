@@ -1,4 +1,4 @@
-"""The loss of noisy weights, ``E L(θ + σ_i z_i)`` with ``z ~ N(0, 1)``, and the noise that it bears.
+"""The loss of noisy weights, ``E L(θ + σ_i z_i)``, ``z ~ N(0, 1)``, and how much noise it bears.
 
 [Neyshabur, Bhojanapalli, McAllester and Srebro, Exploring generalization in deep learning, 2017.]
 ``1/σ²`` at the largest ``σ`` that leaves the loss within a tolerance is a sharpness that looks in
@@ -114,8 +114,7 @@ class Cloud:
             with moved(self.problem, scales * z):
                 found.append(_pass(self.problem, self.error))
         losses, errors = (
-            _mean(torch.tensor(column, dtype=torch.float64))
-            for column in zip(*found, strict=True)
+            _mean(torch.tensor(column, dtype=torch.float64)) for column in zip(*found, strict=True)
         )
         return Noisy(losses, None if self.error is None else errors)
 
@@ -160,7 +159,7 @@ def tolerated_sigma(
     """The largest ``σ``, to 2%, with which the mean loss rises by ``tolerance`` at most.
 
     ``of``: a function of (output, target) to ``[n]`` whose mean is looked at in place of the loss,
-    for example ``mistakes(CrossEntropy())``. ``prior``: the weights ``θ₀`` of ``MagnitudeAware()``.
+    for example ``mistakes(F.cross_entropy)``. ``prior``: the ``θ₀`` of ``MagnitudeAware()``.
     """
     problem = Problem.of(model, loss, data, parameters=parameters)
     return search(Cloud(problem, posterior, prior, samples, seed, of), tolerance)

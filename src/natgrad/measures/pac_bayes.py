@@ -4,8 +4,8 @@
 generalization bounds for deep (stochastic) neural networks, 2017; Jiang et al., Fantastic
 generalization measures, 2020, also for noise in proportion to weights.] The more noise the weights
 bear, the fewer bits they hold: ``KL(Q ‖ P)`` with ``P = N(θ₀, τ²)`` bounds by how much the error of
-noisy weights on other data exceeds that on the N samples (`bounds`). Training that aims at the bound
-makes it useful as a guarantee; after plain training it is one of the measures that follow
+noisy weights on other data exceeds that on the N samples (`bounds`). It is a guarantee, useful if
+it is what training aims at; after plain training it is one of the measures that follow
 generalisation best.
 """
 
@@ -88,7 +88,7 @@ def pac_bayes(
     """The error that is bounded is the share of wrong answers, or ``error(output, target) -> [n]``
     with values from 0 to 1.
 
-    ``posterior`` without a ``sigma`` gets the largest one with which the error rises by ``tolerance``
+    ``posterior`` without a ``sigma`` gets the largest with which the error rises by ``tolerance``
     at most. ``prior``: the initial weights as a model or state dict, zeros for ``None``.
     ``prior_sigma``: ``τ`` as fixed before the data were seen; else the best one, paid for.
     ``samples`` is the number of draws of weights, ``temperature`` is Catoni's ``β``.
@@ -106,8 +106,8 @@ def pac_bayes(
     mean, n = float(noisy.error), problem.samples
     if not 0 <= mean <= 1:
         raise SettingError(
-            f"The mean error is {mean:.3g}, but PAC-Bayes bounds are of errors from 0 to 1: clip or "
-            "rescale what error(output, target) returns."
+            f"The mean error is {mean:.3g}, but PAC-Bayes bounds are of errors from 0 to 1: clip "
+            "or rescale what error(output, target) returns."
         )
     return PacBayes(
         sigma,

@@ -1,4 +1,4 @@
-"""The path norm, ``(Σ_paths Π_edges |w|^p)^(1/p)`` over all ways from inputs and biases to outputs (Y25).
+"""The path norm, ``(Σ_paths Π |w|^p)^(1/p)`` over all ways from inputs and biases to outputs (Y25).
 
 [Neyshabur, Tomioka and Srebro, Norm-based capacity control in neural networks, 2015; with pooling,
 biases and shortcuts: Gonon, Brisebarre, Riccietti and Gribonval, A path-norm toolkit for modern
@@ -27,24 +27,23 @@ def path_norm(
     else is refused. Of the data only the shape of an input is used, and the loss not at all.
 
     Every way through a pooling counts, as does each position of a convolution; an average over k
-    inputs has weights 1/k, and a maximum weights 1. Calculated in float64, apart from the parameters.
+    inputs has weights 1/k, and a maximum weights 1. Calculated in float64.
     """
     p = number(power, "power", POSITIVE)
-    if isinstance(model, Problem):
-        model, batches = model.model, model.data
-    else:
-        checks.model(model)
-        batches = Data(data)
-    parameter = next(model.parameters(), None)
+    network = model.model if isinstance(model, Problem) else model
+    batches = model.data if isinstance(model, Problem) else Data(data)
+    checks.model(network)
+    parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     ones = torch.ones(input_shape(next(iter(batches))), dtype=torch.float64, device=device)
-    found = model(along_paths(ones, p))
+    found = network(along_paths(ones, p))
     if not isinstance(found, Tensor):
         raise SettingError(
             f"The model returned an object of type {type(found).__name__}, but a path norm is of "
             "the entries of one tensor: wrap it in a module that returns one."
         )
-    return float(plain(found).sum()) ** (1 / p)
+    norm: float = float(plain(found).sum()) ** (1 / p)
+    return norm
 
 
 def input_shape(batch: Batch) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """What each operation does to sums over paths: ``Σ Π |w|^p`` in, ``Σ Π |w|^p`` out.
 
-A tensor of such sums is never negative, so a ReLU passes it on. A weight enters with ``|w|^p``, and
-the other rules follow from an operation's own weights: 1 for a maximum or a sum, ``1/k`` for a mean.
-Operations on weights alone are left as they are.
+A tensor of such sums is never negative, so a ReLU passes it on. A weight enters as ``|w|^p``; other
+operations have weights of their own, 1 for a maximum or a sum, ``1/k`` for a mean. Operations on
+weights alone are left as they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,26 @@ from torch import Tensor
 
 from natgrad.errors import SettingError
 
-# Move numbers, leave some out or say how they lie; or act as the identity above zero.
-_AS_IT_IS = frozenset(
-    "__get__ size dim ndimension numel stride is_floating_point is_complex is_contiguous get_device "
-    "element_size storage_offset __len__ __getitem__ view view_as reshape flatten unflatten permute "
-    "transpose movedim moveaxis swapaxes t squeeze unsqueeze expand expand_as repeat contiguous clone "
-    "detach to double float type cpu cuda cat concat concatenate stack hstack vstack chunk split "
-    "tensor_split unbind select narrow index_select flip roll tile repeat_interleave pixel_shuffle "
-    "pixel_unshuffle channel_shuffle broadcast_to sum relu relu_ leaky_relu leaky_relu_ prelu rrelu "
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split()
-)
-_LINEAR = frozenset(
-    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
-)
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Say how numbers lie, move them or leave some out; then what is the identity above zero.
+_AS_IT_IS = _names("""
+    __get__ size dim ndimension numel stride is_floating_point is_complex is_contiguous get_device
+    element_size storage_offset __len__ contiguous clone detach to double float type cpu cuda
+    __getitem__ select narrow index_select unbind chunk split tensor_split
+    view view_as reshape flatten unflatten squeeze unsqueeze expand expand_as broadcast_to
+    permute transpose movedim moveaxis swapaxes t flip roll repeat tile repeat_interleave
+    cat concat concatenate stack hstack vstack pixel_shuffle pixel_unshuffle channel_shuffle
+    sum
+    relu relu_ leaky_relu leaky_relu_ prelu rrelu
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+""")
+_LINEAR = _names("""
+    linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+""")
 
 
 class PathSums(Tensor):
@@ -36,9 +43,7 @@ class PathSums(Tensor):
     power: ClassVar[float]
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__
         with torch._C.DisableTorchFunctionSubclass():
             rule = _RULES.get(name)
@@ -155,12 +160,15 @@ def _batch_norm(
     shift = -running_mean.to(input) * scale
     shift = shift if bias is None else shift + bias.to(input)
     shape = (1, -1, *[1] * (input.dim() - 2))
-    return input * cls.weight(scale, input).view(shape) + cls.weight(shift, input).view(shape)
+    slope: Tensor = cls.weight(scale, input)
+    offset: Tensor = cls.weight(shift, input)
+    return input * slope.view(shape) + offset.view(shape)
 
 
 def _mean(cls: Kind, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     found: Tensor = func(x, *args, **kwargs)
-    return found * (x.numel() / found.numel()) ** (1 - cls.power)
+    factor: float = (x.numel() / found.numel()) ** (1 - cls.power)
+    return found * factor
 
 
 def _max_pool(
@@ -191,7 +199,8 @@ def _avg_pool(
     """Weights differ between windows: of those at the border some look at padding."""
     windows, ones = _Windows(func, kernel_size, stride, padding, 1), torch.ones_like(plain(input))
     means = func(ones, kernel_size, windows.strides, padding, *more, **kwargs)
-    return windows.sums(input, means) * cls.weight(means / windows.sums(ones, means), input)
+    each: Tensor = cls.weight(means / windows.sums(ones, means), input)
+    return windows.sums(input, means) * each
 
 
 def _adaptive(average: bool) -> Callable[..., Tensor]:

@@ -1,7 +1,7 @@
 """What a posterior over weights says of new inputs.
 
-linearised   ``f ~ N(f(x, theta*), J S Jᵀ)`` with the Jacobian ``J`` at ``theta*`` and the covariance
-             ``S`` of the weights; probabilities ``softmax(f / sqrt(1 + pi v / 8))`` (MacKay 1992)
+linearised   ``f ~ N(f(x, theta*), J S Jᵀ)`` with the Jacobian ``J`` at ``theta*`` and ``S`` the
+             covariance of weights; probabilities ``softmax(f / sqrt(1 + pi v / 8))`` (MacKay 1992)
 Monte-Carlo  ``mean_k p(y | x, theta_k)`` over weights ``theta_k`` that are drawn
 """
 

@@ -1,16 +1,17 @@
 """Traces with the gradients of samples: ``tr(A C) = mean_n s_nᵀ A s_n``, ``C = mean_n s_n s_nᵀ``.
 
-``A`` is known by its products, a solve for instance. With the mean gradient as ``center`` ``C`` is the
-covariance ``Σ``. Exact, or estimated in one of two ways, both unbiased:
+``A`` is known by its products, which may be solves. With the mean gradient as ``center``, ``C`` is
+the covariance ``Σ``. Exact, or estimated in one of two ways, both unbiased:
 
 - ``Subset``: the mean over some samples. The error is that of a mean of ``s_nᵀ A s_n``.
-- ``Signs``: ``yᵀ A y`` with ``y = N^-½ Σ_n ±s_n``, one backward pass over all samples for each ``y``.
+- ``Signs``: ``yᵀ A y`` with ``y = N^-½ Σ_n ±s_n``, for each ``y`` a backward pass over all samples.
   The error is ``√2`` times the root mean square of ``s_nᵀ A s_m`` over pairs of samples: small if
   gradients of different samples are nearly orthogonal.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -65,8 +66,8 @@ def sample_trace(
         _alone(problem, "A subset of samples")
         rows = _chosen(problem, by)
         each = _forms(apply, rows if center is None else rows - center)
-        missing = 1.0 - by.samples / problem.samples
-        return _mean(each, f"{by.samples} of {problem.samples} samples", missing**0.5)
+        rest = sqrt(1.0 - by.samples / problem.samples)
+        return _mean(each, f"{by.samples} of {problem.samples} samples", rest)
     if by is not None and not isinstance(by, Subset):
         raise SettingError(
             f"by is {by!r} but must be None for the exact trace, or an estimator: give "
@@ -94,8 +95,8 @@ def signed_sums(problem: Problem, by: Signs, center: Tensor | None = None) -> Te
                 found = batched_grad(output, own, stack.to(output.dtype))
                 sums[start : start + _PASSES] += problem.rows(found, len(some))
     n, weight = problem.samples, problem.weight
-    sums = problem.totals(sums) * (n**0.5 / weight)  # s_n is N/W times its part of the sum
-    return sums if center is None else sums - torch.outer(problem.totals(net) / n**0.5, center)
+    sums = problem.totals(sums) * (sqrt(n) / weight)  # s_n is N/W times its part of the sum
+    return sums if center is None else sums - torch.outer(problem.totals(net) / sqrt(n), center)
 
 
 def _exact(problem: Problem, apply: Apply, center: Tensor | None) -> Number:
@@ -151,5 +152,5 @@ def _alone(problem: Problem, what: str) -> None:
 
 
 def _mean(each: Tensor, said: str, correction: float) -> Number:
-    error = float(each.std()) / len(each) ** 0.5 * correction
+    error = float(each.std()) / sqrt(len(each)) * correction
     return Number(float(each.mean()), said, error, len(each))

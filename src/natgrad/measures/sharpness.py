@@ -1,9 +1,9 @@
-"""Sharpness: ``λ_max(H)``, ``tr H``, and how far the loss rises nearby, ``max_{|d| ≤ ρ} L(θ+d) - L(θ)``.
+"""Sharpness: ``λ_max(H)``, ``tr H``, and the loss nearby, ``max_{|d| ≤ ρ} L(θ+d) - L(θ)``.
 
 [Foret, Kleiner, Mobahi and Neyshabur, Sharpness-aware minimization (SAM), 2021, for the rise; Kwon,
-Kim, Park and Choi, ASAM, 2021, for balls in units of the weights, ``|d / |θ|| ≤ ρ``, which rescaling
-a ReLU network leaves alone; Y14, Y25.] ``2 / λ_max`` is the largest learning rate at which plain
-gradient descent is stable. Flat minima do not always generalise better
+Kim, Park and Choi, ASAM, 2021, for balls in units of the weights, ``|d / |θ|| ≤ ρ``, the same for
+ReLU networks that differ in how layers share their scale; Y14, Y25.] ``2 / λ_max`` is the largest
+learning rate at which plain gradient descent is stable. Flat minima do not always generalise better
 [Kaur, Cohen and Lipton, On the maximum Hessian eigenvalue and generalization, 2022].
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natgrad.linalg import traces
 from natgrad.linalg.results import Number
 from natgrad.measures.matrices import Matrix, operator_of
 from natgrad.measures.moved import moved, position
-from natgrad.operators import Problem, hessian
+from natgrad.operators import Problem, XTrace, hessian
+from natgrad.operators.estimators import Estimator
 from natgrad.runtime.ranges import NOT_NEGATIVE, POSITIVE, check_numbers, check_whole
 
 
@@ -102,9 +102,7 @@ class Sharpness:
     rise: Rise
 
     def __str__(self) -> str:
-        return (
-            f"sharpness: λ_max {self.largest:.6g}, trace {self.trace} ({self.kind}); {self.rise}"
-        )
+        return f"sharpness: λ_max {self.largest:.6g}, trace {self.trace} ({self.kind}); {self.rise}"
 
 
 def sharpness(
@@ -115,24 +113,16 @@ def sharpness(
     parameters: Iterable[str] | str | None = None,
     matrix: Matrix = hessian,
     region: Region = Ball(),  # noqa: B008 (frozen)
-    products: int = 120,
+    by: Estimator | None = None,
 ) -> Sharpness:
-    """All three. The trace is estimated with ``products`` of the matrix, and exact for that many
-    parameters or fewer."""
+    """All three. ``by``: how the trace is estimated, where it is not to be had exactly; that of a
+    Hessian by ``XTrace(120)`` otherwise, which is exact for up to 120 parameters."""
     problem = Problem.of(model, loss, data, parameters=parameters)
     operator = operator_of(matrix, problem)
     top = operator.eigenvalues(1)
-    trace = (
-        operator.trace()
-        if operator.closed
-        else traces.xtrace(
-            operator.product,
-            operator.size,
-            products,
-            dtype=operator.dtype,
-            device=operator.device,
-        )
-    )
+    if by is None and not operator.definite and not operator.closed:
+        by = XTrace(120)
+    trace = operator.trace(by)
     return Sharpness(
         float(top.values[0]), float(top.residuals[0]), trace, operator.kind, rise(problem, region)
     )

@@ -1,8 +1,8 @@
-"""Bartlett's spectral complexity ``R = Π ‖A_i‖_σ · (Σ_i (‖A_iᵀ - M_iᵀ‖_{2,1} / ‖A_i‖_σ)^⅔)^{3/2}`` (Y25).
+"""Spectral complexity, ``R = Π ‖A_i‖_σ · (Σ_i (‖A_iᵀ - M_iᵀ‖_{2,1} / ‖A_i‖_σ)^⅔)^{3/2}`` (Y25).
 
 [Bartlett, Foster and Telgarsky, Spectrally-normalized margin bounds for neural networks, 2017.]
-``A_i`` are the linear maps of the layers, ``M_i`` those of a reference such as the initial weights, or
-zero. With margins of at least ``γ`` on the data ``X``, the error on other data is bounded by
+``A_i`` are the linear maps of the layers, ``M_i`` zero or those of a reference such as the initial
+weights. With margins of at least ``γ`` on the data ``X``, the error on other data is bounded by
 ``‖X‖ R / (γ N)`` up to logarithms. The bound itself is far above 1; what counts is that it
 follows the excess risk over training and between data sets.
 
@@ -149,9 +149,7 @@ def _scale(norm: nn.Module, path: str, named: Mapping[str, Tensor] | None) -> Te
     return norm_scale(_get(norm, path, "running_var", named), weight, eps)
 
 
-def _get(
-    module: nn.Module, path: str, what: str, named: Mapping[str, Tensor] | None
-) -> Tensor:
+def _get(module: nn.Module, path: str, what: str, named: Mapping[str, Tensor] | None) -> Tensor:
     name = f"{path}.{what}" if path else what
     if named is not None and name not in named:
         raise SettingError(

@@ -3,9 +3,9 @@
 [Takeuchi, 1976; for networks: Thomas, Pedregosa, van Merriënboer, Manzagol, Bengio and Le Roux, On
 the interplay between noise and curvature and its effect on optimization and generalization, 2020.]
 ``L`` is the mean loss at its minimum, ``H`` its Hessian and ``C`` the second moment of gradients of
-samples. ``tr(H⁻¹C) / N`` estimates how much larger the loss is on other data, in units of the loss. For
-a likelihood that contains the truth ``H = C``, so the trace is the number of parameters and TIC is
-Akaike's criterion (over 2N); the trace is the number of parameters that count.
+samples. ``tr(H⁻¹C) / N`` estimates how much larger the loss is on other data. For a likelihood that
+contains the truth ``H = C``, so the trace is the number of parameters and TIC Akaike's criterion
+(over 2N); in general it is the number of parameters that count.
 
 With ``damping``, ``H + damping I`` is inverted, as for a quadratic prior of that strength a sample.
 The Gauss-Newton matrix in place of ``H`` is never indefinite; structured matrices make it cheap.
@@ -73,8 +73,8 @@ def tic(
     """At the parameters as they are, which should be at a minimum of the loss.
 
     ``matrix``: what stands for ``H``: ``natgrad.hessian``, ``natgrad.ggn``, ``natgrad.fisher``, or
-    ``lambda p: natgrad.ggn(p, structure=natgrad.Kronecker())``. Exact, with one solve for each sample
-    or parameter, whichever are fewer; or with as many as ``by`` says.
+    ``lambda p: natgrad.ggn(p, structure=natgrad.Kronecker())``. Exact, with one solve for each
+    sample or parameter, whichever are fewer; or with as many as ``by`` says.
     """
     damping = number(damping, "damping", NOT_NEGATIVE)
     problem = Problem.of(model, loss, data, parameters=parameters)

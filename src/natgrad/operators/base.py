@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from math import log
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -144,7 +145,7 @@ class Operator(ABC):
             if lowest <= 0:
                 raise self._no_logarithm(damping, lowest)
             total = float((values + damping).log().sum())
-            total += zeros * float(torch.tensor(damping).double().log()) if zeros else 0.0
+            total += zeros * log(damping) if zeros else 0.0
             return Number(total, "exact: from all eigenvalues")
         return density.logdet(
             self.product,
@@ -230,7 +231,8 @@ class Operator(ABC):
             raise SettingError("to_scipy() needs scipy: pip install scipy.") from error
 
         def matmat(x: Any) -> Any:
-            v = torch.as_tensor(x, dtype=self.dtype, device=self.device)
+            # A copy: torch takes neither read-only arrays nor negative strides.
+            v = torch.tensor(x.copy(), dtype=self.dtype, device=self.device)
             found = self.product(v.view(self.size, -1)).view(v.shape)
             return found.cpu().numpy()
 

@@ -92,7 +92,11 @@ class Data:
             )
 
     def __len__(self) -> int:
-        return len(self.source) if isinstance(self.source, Sized) else 0
+        """Of batches; 0 if that is not known."""
+        try:
+            return len(self.source) if isinstance(self.source, Sized) else 0
+        except TypeError:  # a DataLoader has a length only if its data set has one
+            return 0
 
     def __iter__(self) -> Iterator[Batch]:
         empty = True

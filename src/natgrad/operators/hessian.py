@@ -21,7 +21,7 @@ class Hessian(Operator):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, "Hessian")
         self._graph: list[Tensor | None] | None = None
-        self._seen: tuple[int, ...] = ()
+        self._seen: tuple[float, ...] = ()
 
     def product(self, v: Tensor) -> Tensor:
         v = v.to(self.dtype)

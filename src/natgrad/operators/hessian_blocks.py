@@ -25,8 +25,9 @@ from natgrad.linalg.symmetric import (
 from natgrad.operators.hessian import Hessian
 from natgrad.operators.problem import Problem
 from natgrad.operators.progress import track
-from natgrad.operators.structured import Placed, Structured, positions, sums_of
-from natgrad.operators.tape import Tape, batched_grad
+from natgrad.operators.structured import Placed, Structured, sums_of
+from natgrad.operators.tape import Tape, batched_grad, positions
+from natgrad.operators.unseen import refuse_unseen
 from natgrad.operators.vectors import Gradients
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.capture import View
@@ -46,6 +47,7 @@ def build_hessian(
     products: dict[Block, KroneckerProduct] = {}
     two_sided = [b for b in tape.blocks if isinstance(b.structure, Kronecker | EKFAC)]
     if two_sided:
+        refuse_unseen(problem)
         products = _kronecker(problem, tape, two_sided)
     placed = {}
     for block in tape.blocks:

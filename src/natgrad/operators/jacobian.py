@@ -34,5 +34,5 @@ class Units(Vectors):
 
 
 def jacobian(problem: Problem) -> OuterProducts:
-    """``Jᵀ J``: with ``rows()`` of ``J``, ``gram()`` is ``J Jᵀ`` and ``combined(u)`` is ``Jᵀ u``."""
+    """``Jᵀ J``: ``rows()`` gives ``J``, ``gram()`` ``J Jᵀ`` and ``combined(u)`` ``Jᵀ u``."""
     return OuterProducts(problem, Units(), "Jacobian")

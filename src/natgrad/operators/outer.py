@@ -19,6 +19,7 @@ from natgrad.operators.problem import Problem
 from natgrad.operators.rows import Rows, gather
 from natgrad.operators.structured import build
 from natgrad.operators.tape import Tape, batched_grad
+from natgrad.operators.unseen import unseen
 from natgrad.operators.vectors import Vectors
 from natgrad.structures import Diagonal
 
@@ -36,7 +37,7 @@ class OuterProducts(Operator):
         self.vectors = vectors
         self._tape = _tape(problem)
         self._rows: list[Rows] | None = None
-        self._seen: tuple[int, ...] = ()
+        self._seen: tuple[float, ...] = ()
         self._graph: tuple[Tensor, Tensor, list[Tensor | None]] | None = None
 
     @property
@@ -205,10 +206,21 @@ class OuterProducts(Operator):
         return everything @ everything.mT
 
     def exact_eigenvalues(self) -> Tensor:
-        """All that are not zero, descending, from the Gram matrix."""
+        """All that are not zero, descending, from the Gram matrix, or from the dense one where that
+        is smaller or the rows are spread over processes."""
+        if self.problem.comm.size > 1 or self.size <= self._number_of_rows():
+            return super().exact_eigenvalues().clamp_(min=0.0)
         found: Tensor = torch.linalg.eigvalsh(self.gram())
-        values = found.flip(0).clamp_(min=0.0) * self.scale
-        return values[: self.size]
+        return found.flip(0).clamp_(min=0.0) * self.scale
+
+    def _number_of_rows(self) -> int:
+        """Of this process; as the first batch has them if they are not kept."""
+        kept = self._kept_rows()
+        if kept is not None:
+            return sum(one.samples * one.each for one in kept)
+        with torch.no_grad():
+            output = self.problem.output(next(iter(self.problem.data)))
+        return self.problem.samples * self.vectors.per_sample(self.problem.loss, output)
 
     def _check_gram(self, rows: int) -> None:
         checks.fits(
@@ -229,9 +241,9 @@ class OuterProducts(Operator):
 
 
 def _tape(problem: Problem) -> Tape | None:
-    """If all parameters are of layers that are known."""
+    """If all parameters are of layers that are known, and that show all that is done with them."""
     try:
         tape = Tape(problem, None)
     except CoverageError:
         return None
-    return None if tape.uncovered else tape
+    return None if tape.uncovered or unseen(problem) else tape

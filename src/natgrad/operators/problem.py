@@ -6,7 +6,6 @@ Several processes hold a part of the data each; sums over them are made once.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +47,9 @@ class Problem:
         self.space = Space(self.parameters)
         self.comm: Communicator = connect(group)
         self.progress = progress
+        self.check = check
+        self.unseen: str | None = None  # not looked for yet
+        self._own: tuple[float, float] | None = None  # this process's part of N and W
         self._known: tuple[float, float] | None = None  # N and W
         first = next(iter(self.parameters.values()))
         self.dtype, self.device = first.dtype, first.device
@@ -88,6 +90,12 @@ class Problem:
 
     def output(self, batch: Batch) -> Tensor:
         out = batch.call(self.model)
+        if torch.is_grad_enabled() and not out.requires_grad:
+            raise SettingError(
+                f"The model's output depends on none of the {len(self.parameters)} chosen "
+                f"parameters, such as {self.space.names[0]!r}, so there is no matrix: choose "
+                "others, or let gradients through in the model."
+            )
         if out.ndim == 0 or len(out) != batch.samples:
             raise SettingError(
                 f"The model returned a tensor of shape {list(out.shape)} for {batch.samples} "
@@ -114,36 +122,44 @@ class Problem:
         """``W``, what the sum of all losses is divided by."""
         return self._sizes()[1]
 
+    def know(self, samples: float, weight: float) -> None:
+        """What a pass over this process's data has counted by the way. The sum over processes is
+        made when it is needed: then all of them do, whichever way their passes went."""
+        self._own = samples, weight
+
     def _sizes(self) -> tuple[float, float]:
         if self._known is None:
-            self.value()
-        assert self._known is not None
-        return self._known
-
-    def know(self, samples: float, weight: float) -> None:
-        """What a pass over this process's data has counted by the way."""
-        if self._known is None:
-            n, w = self.totals(torch.tensor([samples, weight], dtype=torch.float64)).tolist()
+            if self._own is None:
+                self._sums()
+            n, w = self.totals(self._numbers(self._own)).tolist()
             if w <= 0:
                 raise SettingError(
-                    f"The weights of all targets sum to {w}, so there is no mean over them: give "
+                    f"The weights of all targets sum to {w:g}, so there is no mean over them: give "
                     "data with targets that are not all ignored."
                 )
             self._known = n, w
+        return self._known
+
+    def _numbers(self, values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+    @torch.no_grad()
+    def _sums(self) -> float:
+        """The sum of this process's losses; samples and weights are counted."""
+        samples, weight, total = 0, 0.0, 0.0
+        for batch in self.batches("loss"):
+            output = self.output(batch)
+            samples += batch.samples
+            weight += float(self.loss.weight(output, batch.targets))
+            total += float(self.loss.total(output, batch.targets))
+        self.know(samples, weight)
+        return total
 
     # Values and first derivatives.
 
-    @torch.no_grad()
     def value(self) -> float:
         """``L`` at the parameters as they are now."""
-        own = torch.zeros(3, dtype=torch.float64)
-        for batch in self.batches("loss"):
-            output = self.output(batch)
-            own[0] += batch.samples
-            own[1] += float(self.loss.weight(output, batch.targets))
-            own[2] += float(self.loss.total(output, batch.targets))
-        self.know(float(own[0]), float(own[1]))
-        return float(self.totals(own[2:])) / self.weight
+        return float(self.totals(self._numbers([self._sums()]))) / self.weight
 
     def gradient(self) -> Tensor:
         """``dL/dtheta [P]``."""
@@ -175,10 +191,11 @@ class Problem:
         for rows in sample_gradients(self):
             yield rows * scale
 
-    def state(self) -> tuple[int, ...]:
-        """Changes when a parameter or buffer does."""
-        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
-        return tuple(t._version for t in tensors)
+    def state(self) -> tuple[float, ...]:
+        """Changes when a parameter or buffer does; by their sums also where ``.data`` hides it."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        sums = torch.stack([t.detach().sum().to(self.dtype) for t in tensors]).tolist()
+        return *(t._version for t in tensors), *(t.data_ptr() for t in tensors), *sums
 
     def _check(self) -> None:
         batch = next(iter(self.data))

@@ -15,8 +15,7 @@ from natgrad.layers.base import grouped, per_sample
 from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.operators.data import Batch
 from natgrad.operators.problem import Problem
-from natgrad.operators.structured import positions
-from natgrad.operators.tape import Tape
+from natgrad.operators.tape import Tape, positions
 from natgrad.operators.vectors import Vectors
 
 

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from natgrad.errors import SettingError
+from natgrad.errors import CoverageError, SettingError
 from natgrad.operators import checks
 from natgrad.operators.algebra import Section
 from natgrad.operators.base import Operator
-from natgrad.operators.structured import positions
-from natgrad.operators.tape import Tape
+from natgrad.operators.tape import Tape, positions
 
 
 def indices(operator: Operator) -> dict[str, Tensor]:
@@ -18,9 +17,14 @@ def indices(operator: Operator) -> dict[str, Tensor]:
             f"{operator.kind} is not made of layers: take those of the whole matrix."
         )
     problem = operator.problem
-    tape = Tape(problem, None)
-    found = {block.name: positions(problem, block) for block in tape.blocks}
-    for name in tape.uncovered:
+    try:
+        tape = Tape(problem, None)
+    except CoverageError:  # no layer is known
+        found, others = {}, list(operator.space.names)
+    else:
+        found = {block.name: positions(problem, block) for block in tape.blocks}
+        others = list(tape.uncovered)
+    for name in others:
         part = operator.space.slices[name]
         found[name] = torch.arange(part.start, part.stop, device=problem.device)
     return found

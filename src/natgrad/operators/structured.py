@@ -15,7 +15,8 @@ from natgrad.operators.base import Operator
 from natgrad.operators.estimators import Eigensolver, Lanczos
 from natgrad.operators.powers import shifted_power
 from natgrad.operators.problem import Problem
-from natgrad.operators.tape import Tape
+from natgrad.operators.tape import Tape, positions
+from natgrad.operators.unseen import refuse_unseen
 from natgrad.operators.vectors import Vectors
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.discovery import StructureOf
@@ -138,6 +139,7 @@ class Structured(Operator):
                 self.problem,
                 f"{self.kind}, {name}",
                 {name: replace(placed, index=torch.arange(placed.matrix.size, device=self.device))},
+                definite=self.definite,
                 size=placed.matrix.size,
             )
             for name, placed in self.blocks.items()
@@ -150,8 +152,10 @@ class Structured(Operator):
 
 def build(problem: Problem, vectors: Vectors, structure: StructureOf, kind: str) -> Structured:
     """One pass over the data, and a second one for what is kept in the basis of the first."""
-    with problem.ready(), Tape(problem, structure) as tape:
-        tape.refuse_uncovered()
+    tape = Tape(problem, structure)
+    tape.refuse_uncovered()
+    refuse_unseen(problem)
+    with problem.ready(), tape:
         first = {b: [n for n in b.factors if n not in b.structure.in_basis] for b in tape.blocks}
         kept = sums_of(problem, tape, vectors, first, kind)
         second = {b: list(b.structure.in_basis) for b in tape.blocks}
@@ -230,14 +234,3 @@ def _decompose(block: Block, name: str, kept: Tensor) -> tuple[Tensor, ...]:
     if form.diagonal:
         return block.inverse.decompose_diagonal(kept.view(form.batch, form.dim), zero)
     return block.inverse.decompose(form.dense(kept), zero)
-
-
-def positions(problem: Problem, block: Block) -> Tensor:
-    """Where the entries of ``vec(W)`` lie in a flat vector, ``[groups * rows * cols]``."""
-    where = {
-        id(p): torch.arange(part.start, part.stop).view(p.shape)
-        for p, part in zip(problem.parameters.values(), problem.space.slices.values(), strict=True)
-    }
-    index = torch.zeros(block.shape, dtype=torch.int64)
-    block.layers[0].load(index, lambda p: where[id(p)])
-    return index.flatten().to(problem.device)

@@ -10,6 +10,7 @@ from natgrad.errors import CoverageError
 from natgrad.inverses import Eigen
 from natgrad.operators.data import Batch
 from natgrad.operators.problem import Problem
+from natgrad.runtime.blocks import Block
 from natgrad.runtime.capture import Capture, Pass, Use
 from natgrad.runtime.discovery import Choice, StructureOf, discover
 
@@ -28,11 +29,11 @@ class Tape:
 
     def refuse_uncovered(self) -> None:
         if self.uncovered:
-            name, why = next(iter(self.uncovered.items()))
+            (name, why), *others = self.uncovered.items()
             raise CoverageError(
-                f"Parameter {name!r} has no block ({why.reason}), and nor have "
-                f"{len(self.uncovered) - 1} others: leave them out with parameters=[...], or take "
-                "structure=None."
+                f"Parameter {name!r} has no block ({why.reason})"
+                f"{f', nor have {len(others)} others' if others else ''}: leave such parameters "
+                "out with parameters=[...], or take structure=None."
             )
 
     def __enter__(self) -> "Tape":
@@ -102,6 +103,17 @@ def batched_grad(
         None if found[0] is None else torch.stack([t for t in found if t is not None])
         for found in zip(*ones, strict=True)
     )
+
+
+def positions(problem: Problem, block: Block) -> Tensor:
+    """Where the entries of ``vec(W)`` lie in a flat vector, ``[groups * rows * cols]``."""
+    where = {
+        id(p): torch.arange(part.start, part.stop).view(p.shape)
+        for p, part in zip(problem.parameters.values(), problem.space.slices.values(), strict=True)
+    }
+    index = torch.zeros(block.shape, dtype=torch.int64)
+    block.layers[0].load(index, lambda p: where[id(p)])
+    return index.flatten().to(problem.device)
 
 
 def _unused(*_: object) -> None:

@@ -31,6 +31,7 @@ _LETTERS: Any = {
     "svg.hashsalt": "natgrad",  # the same picture is the same file
     "axes.unicode_minus": True,
 }
+ACROSS = 4  # panels in a row
 _LONGEST = 24  # characters of a layer's name; its end says more than its beginning
 
 
@@ -39,19 +40,26 @@ def figure(width: float, height: float, path: PathTo) -> Iterator[Figure]:
     """An empty one of ``width`` by ``height`` inches, which is written to ``path`` when it is done
     (``None``: nowhere); the ending of the name says what it becomes."""
     check(path)
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SettingError(
-            "Pictures need matplotlib, which is not installed: pip install 'natgrad[report]'."
-        ) from None
+    available()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     with mpl.rc_context(_LETTERS):
         made = Figure(figsize=(width, height), layout="constrained")
         yield made
         if path is not None:
             dated = {"Date": None} if Path(path).suffix.lower() == ".svg" else {}
             made.savefig(path, dpi=120, metadata=dated)
+
+
+def available() -> None:
+    """Whether pictures can be drawn at all."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SettingError(
+            "Pictures need matplotlib, which is not installed: pip install 'natgrad[report]'."
+        ) from None
 
 
 def check(path: PathTo) -> None:
@@ -71,10 +79,18 @@ def check(path: PathTo) -> None:
         )
 
 
+def shape(count: int) -> tuple[int, int]:
+    """Rows and columns of ``count`` panels."""
+    rows = -(-count // ACROSS)
+    return rows, -(-count // rows)
+
+
 def panels(made: Figure, count: int, **options: Any) -> Sequence[Axes]:
-    """One beside the other."""
-    found: Any = made.subplots(1, count, squeeze=False, **options)
-    return list(found[0])
+    """One beside the other, in rows of ``ACROSS`` at most."""
+    found: Any = made.subplots(*shape(count), squeeze=False, **options)
+    for axes in found.flat[count:]:
+        axes.set_axis_off()
+    return list(found.flat[:count])
 
 
 def bare(axes: Axes) -> None:

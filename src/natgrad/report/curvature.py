@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from natgrad.errors import SettingError
-from natgrad.report.canvas import COLOURS, FAINT, PathTo, bare, figure, panels, short
+from natgrad.report.canvas import COLOURS, FAINT, PathTo, bare, figure, panels, shape, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,13 +63,14 @@ def spectra(found: Sequence[NamedSpectrum], path: PathTo = None) -> Figure:
     high = max(_ends(one)[1] for one in found)
     width = 0.01 * (high - low) or 0.01 * abs(high) or 1.0
     most = max(one.spectrum.quadrature.n for one in found)
-    with figure(0.6 + 3.4 * len(found), 3.4, path) as made:
+    rows, columns = shape(len(found))
+    with figure(0.6 + 3.4 * columns, 3.4 * rows, path) as made:
         row = panels(made, len(found), sharey=True)
         for i, (axes, one) in enumerate(zip(row, found, strict=True)):
             density = one.spectrum.density(_POINTS, width)
             # A lone eigenvalue is a peak of height 1.
             count = one.spectrum.quadrature.n * density.values * width * sqrt(2 * pi)
-            colour = COLOURS[i % len(COLOURS)]
+            colour = COLOURS[i % 6]  # the last is that of the lines
             axes.fill_between(
                 density.grid, _LEAST, count.clamp(min=_LEAST), color=colour, alpha=0.3
             )
@@ -82,7 +83,7 @@ def spectra(found: Sequence[NamedSpectrum], path: PathTo = None) -> Figure:
             axes.set_title(one.name)
             axes.set_xlabel("eigenvalue")
             bare(axes)
-            if i == 0:
+            if i % columns == 0:
                 axes.set_ylabel(f"eigenvalues within {_plain(width * sqrt(2 * pi))}")
             if len(one.top):
                 text = f"lines: the {len(one.top)} largest\nlargest: {float(one.top.max()):.3g}"
@@ -96,8 +97,10 @@ def layer_spectra(found: Sequence[LayerSpectra], path: PathTo = None) -> Figure:
     """A panel for each matrix and a curve for each layer: its largest eigenvalues by rank."""
     _some(found, "layer spectra")
     names = list(dict.fromkeys(name for one in found for name in one.layers))
-    with figure(2.4 + 3.4 * len(found), 3.6, path) as made:
+    rows, columns = shape(len(found))
+    with figure(1.4 + 3.4 * columns, 3.4 * rows, path) as made:
         from matplotlib import colormaps
+        from matplotlib.ticker import MaxNLocator
 
         colour = colormaps["cividis"].resampled(256)
         few = len(names) <= len(COLOURS)
@@ -120,10 +123,11 @@ def layer_spectra(found: Sequence[LayerSpectra], path: PathTo = None) -> Figure:
             axes.set_yscale("log")
             axes.set_title(one.name)
             axes.set_xlabel("rank")
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(alpha=0.25, linewidth=0.5)
             bare(axes)
-        row[0].set_ylabel("eigenvalue of the layer's block")
+        for axes in row[::columns]:
+            axes.set_ylabel("eigenvalue of the layer's block")
         handles, labels = row[0].get_legend_handles_labels()
         if len(names) > _LEGEND:  # the first, the last, and some between
             step = -(-len(names) // (_LEGEND - 1))
@@ -147,12 +151,13 @@ def block_norms(found: Sequence[BlockNorms], path: PathTo = None) -> Figure:
     positive = every[every > 0]
     # Six powers of ten can be told apart by their colours.
     low = max(float(positive.min()), 1e-6 * top) if len(positive) else 1e-6
-    top = max(top, low * 10)
+    top = max(top, 1.5 * low)
     layers = max(len(one.layers) for one in found)
     side = max(2.6, 0.42 * min(layers, 24))
+    rows, columns = shape(len(found))
     longest = max(len(short(name)) for one in found for name in one.layers)
     with figure(
-        1.0 + 0.075 * longest + (side + 0.15) * len(found), side + 0.5 + 0.075 * longest, path
+        1.0 + 0.075 * longest + (side + 0.15) * columns, (side + 0.5 + 0.075 * longest) * rows, path
     ) as made:
         from matplotlib.colors import LogNorm
 
@@ -162,7 +167,7 @@ def block_norms(found: Sequence[BlockNorms], path: PathTo = None) -> Figure:
             image = axes.imshow(values.clamp(min=low), cmap="cividis", norm=LogNorm(low, top))
             ticks = range(0, len(one.layers), -(-len(one.layers) // 40))
             labels = [short(one.layers[i]) for i in ticks]
-            axes.set_xticks(list(ticks), labels, rotation=90)
+            axes.set_xticks(list(ticks), labels, rotation=90 if longest > 4 else 0)
             axes.set_yticks(list(ticks), labels)
             axes.tick_params(length=0)
             axes.set_title(one.name)

@@ -93,6 +93,21 @@ def _mean(each: Tensor) -> Number:
     return Number(float(each.mean()), said, error, len(each))
 
 
+def text(number: Number) -> str:
+    """With its standard error, and no more digits than that leaves."""
+    if not number.standard_error:
+        return f"{float(number):.6g}"
+    return f"{float(number):.4g} ± {number.standard_error:.2g}"
+
+
+def _unless_zero(one: Matrix) -> str:
+    """``λ_min``, where it can be told from 0."""
+    low, high = float(one.smallest.values[-1]), float(one.largest.values[0])
+    rounding = 1e-6 if one.smallest.values.dtype == torch.float32 else 1e-14
+    error = max(rounding, float(one.smallest.residuals.max())) * max(abs(low), abs(high))
+    return f"{low:.3g}" if abs(low) > error else "0"
+
+
 def table(found: Sequence[Matrix]) -> Table:
     rows = []
     for one in found:
@@ -101,10 +116,10 @@ def table(found: Sequence[Matrix]) -> Table:
             (
                 one.name,
                 one.structure,
-                f"{one.trace}",
+                text(one.trace),
                 f"{float(one.largest.values[0]):.6g}",
-                f"{float(one.smallest.values[-1]):.3g}",
-                f"{one.norm}",
+                _unless_zero(one),
+                text(one.norm),
                 "indefinite" if condition == inf else f"{condition:.3g}",
                 f"{one.residual:.1e}" + ("" if one.converged else ", not converged"),
             )

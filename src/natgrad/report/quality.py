@@ -79,18 +79,7 @@ def quality(
     structures: Sequence[str] = tuple(STRUCTURES),
 ) -> Quality:
     """At the weights as they are; ``draws`` targets a sample for F_mc."""
-    size = problem.space.size
-    if size > LARGEST:
-        raise SettingError(
-            f"The model has {size:,} parameters, of which a full matrix has "
-            f"{bytes_text(8 * size**2)}, above the limit of {LARGEST:,} parameters for a comparison of full matrices: "
-            "take a smaller model, or some of its parameters."
-        )
-    if not damping > 0:
-        raise SettingError(
-            f"damping is {damping!r} but must be above 0, as some of the matrices are singular: "
-            "give one such as 1e-3."
-        )
+    check(problem, damping)
     unknown = [name for name in structures if name not in STRUCTURES]
     if unknown:
         raise SettingError(
@@ -100,6 +89,22 @@ def quality(
     steps = _steps(problem, v, damping, draws, seed, structures)
     count = 1 + len(MATRICES) * (1 + len(structures))
     return Quality(label, damping, tuple(c for c in _counted(steps, count, label, problem) if c))
+
+
+def check(problem: Problem, damping: float) -> None:
+    """Whether it can be done at all."""
+    size = problem.space.size
+    if size > LARGEST:
+        raise SettingError(
+            f"The model has {size:,} parameters, of which a full matrix has "
+            f"{bytes_text(8 * size**2)}; full matrices are compared up to {LARGEST:,} parameters: "
+            "take a smaller model, or some of its parameters."
+        )
+    if not damping > 0:
+        raise SettingError(
+            f"damping is {damping!r} but must be above 0, as some of the matrices are singular: "
+            "give one such as 1e-3."
+        )
 
 
 def _counted(steps: Iterator[T], count: int, label: str, problem: Problem) -> Iterator[T]:
@@ -171,26 +176,24 @@ class _Truth:
         return Distance(error, float(solved @ self.solved) / lengths if lengths else 1.0)
 
 
-def table(found: Sequence[Quality]) -> Table:
-    """A row for each structure of each matrix, two columns for each state of training."""
-    if not found:
-        raise SettingError("There are no qualities to tell of: give at least one.")
-    rows = []
-    for cell in found[0].cells:
-        row = [cell.matrix, cell.structure]
-        for one in found:
-            own = one.cell(cell.matrix, cell.structure)
-            row += [f"{own.own.error:.3f}", f"{own.own.cosine:.3f}", f"{own.fisher.cosine:.3f}"]
-        rows.append(tuple(row))
-    names = [
-        f"{what}, {one.label}" if len(found) > 1 else what
-        for one in found
-        for what in ("error", "cosine", "cosine to F")
-    ]
+def table(found: Quality) -> Table:
+    """A row for each structure of each matrix."""
+    rows = tuple(
+        (
+            cell.matrix,
+            cell.structure,
+            f"{cell.own.error:.3f}",
+            f"{cell.own.cosine:.3f}",
+            f"{cell.fisher.error:.3f}",
+            f"{cell.fisher.cosine:.3f}",
+        )
+        for cell in found.cells
+    )
+    names = ("error", "cosine", "error to F", "cosine to F")
     columns = (Column("matrix"), Column("structure"), *(Column(name, "right") for name in names))
     footer = (
         "error: Frobenius, relative to the same matrix in full; cosine: of the solved gradient "
-        f"with that of the full matrix, and of the full exact Fisher, at damping "
-        f"{found[0].damping:g}"
+        f"with that of the full matrix, damping {found.damping:g}; to F: to the exact Fisher in "
+        "full"
     )
-    return Table("Approximations", columns, tuple(rows), footer)
+    return Table(f"Approximations at {found.label}", columns, rows, footer)

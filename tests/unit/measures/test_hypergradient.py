@@ -4,15 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from unit.measures.regression import DTYPE, draw, linear, logistic, mean_loss, ridge
 
-import natgrad
 from natgrad import Kronecker
 from natgrad.curvature.losses import CrossEntropy, OwnLoss
 from natgrad.errors import SettingError
 from natgrad.measures.hypergradient import hypergradient, response
 from natgrad.measures.solvers import ConjugateGradients, KroneckerInverse, Neumann
 from natgrad.operators import Problem, ggn
+from unit.measures.regression import DTYPE, draw, linear, logistic, mean_loss, ridge
 
 DECAY = 0.3
 TRAIN = {False: ridge, True: logistic}
@@ -314,7 +313,10 @@ def errors():
         "no validation": (call(validation=None), "The validation loss is of type NoneType"),
         "model for loss": (call(validation=s.model), "The validation loss is of type Linear"),
         "no number": (call(train=lambda: 1.0), "The training loss returned .*float.* but must"),
-        "vector": (call(validation=lambda: s.model.weight), r"validation loss returned shape \[1, 4"),
+        "vector": (
+            call(validation=lambda: s.model.weight),
+            r"loss returned shape \[1, 4",
+        ),
         "no gradient": (call(train=lambda: torch.ones(())), "must return one number that depends"),
         "no hyper": (call(h=[]), "There are no hyperparameters"),
         "detached": (call(h=[s.decay.detach()]), r"hyperparameters\[0\] is a tensor without grad"),
@@ -375,7 +377,3 @@ def test_a_response_that_cannot_be_written_out():
     model = linear(torch.ones(4, dtype=DTYPE))
     with pytest.raises(SettingError, match="use hypergradient, or fewer of them"):
         response(lambda: model.weight.sum(), many, parameters=model)
-
-
-def test_names_are_public():
-    assert natgrad.measures.hypergradient is hypergradient

@@ -330,6 +330,39 @@ class TestLoads:
         sent = plan.flows(of(plan.apply, Gather)).sent
         assert max(sent) <= 1.2 * min(sent)
 
+    @pytest.mark.parametrize("workers", [1, 2, 3, 6])
+    def test_each_gather_is_of_the_holder_that_has_sent_the_least(self, workers):
+        chance = random.Random(workers)
+
+        def anyhow(shape, size):
+            return [
+                (box, tuple(chance.sample(range(size), chance.choice((1, 1, 2, 4)))))
+                for box, _ in sharded(shape, size)
+            ]
+
+        blocks = [linear(f"layer{i}", 5 + i, 3 + i, 6, anyhow) for i in range(6)]
+        plan = Hybrid(workers / 6)(blocks, World(6))
+        sent = dict.fromkeys(range(6), 0)
+        expected = []
+        for one in blocks:
+            for index, piece in enumerate(one.pieces):
+                served = {}
+                for rank in sorted(set(plan.workers[one.name]).difference(piece.holders)):
+                    source = min(piece.holders, key=lambda holder: (sent[holder], holder))
+                    sent[source] += piece.numel
+                    served.setdefault(source, []).append(rank)
+                expected += [
+                    Gather(one.name, index, source, tuple(ranks))
+                    for source, ranks in sorted(served.items())
+                ]
+        assert of(plan.apply, Gather) == expected
+
+    def test_pieces_of_one_holder_share_their_receivers(self):
+        """Plans of large worlds would not fit into memory without that."""
+        gathers = of(CommOpt()(mlp(8, sharded), World(8)).apply, Gather)
+        assert len(gathers) > 8
+        assert len({id(op.to) for op in gathers}) == 8
+
     def test_receivers_are_dealt_evenly(self):
         assert list(dealt([0, 1, 3, 4, 5], (2, 6))) == [(2, (0, 1)), (6, (3, 4, 5))]
         assert list(dealt([5], (1, 2, 3))) == [(3, (5,))]

@@ -125,8 +125,9 @@ def _shares(block: BlockSpec, duty: Duty, in_need: Ranks) -> Iterator[Share]:
 
 
 class _Gathers:
-    """Each piece from the holder that has sent the least so far. Large worlds have many pieces, so
-    ranks that lack one are told only once for all that have the same holders."""
+    """Each piece from the holder that has sent the least so far. A large world has tens of
+    thousands of pieces, so which ranks lack one is found once for all that have the same holders.
+    """
 
     def __init__(self, world: World) -> None:
         self.sent = [0] * world.size

@@ -1,0 +1,53 @@
+"""A short training, for those who want to see a matrix at two accuracies."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.curvature.losses import CrossEntropy
+from natgrad.operators import Problem
+
+LIMIT = 500  # steps
+_RATE = 3e-3
+
+
+@torch.no_grad()
+def accuracy(problem: Problem) -> float | None:
+    """The share of targets that the largest logit hits; ``None`` for a loss without classes."""
+    loss = problem.loss
+    if not isinstance(loss, CrossEntropy) or loss.ahead:
+        return None
+    right = counted = 0
+    for batch in problem.batches("accuracy"):
+        guess, target = problem.output(batch).argmax(loss.class_axis), batch.targets
+        if not isinstance(target, Tensor):
+            return None
+        if target.is_floating_point():
+            target = target.argmax(loss.class_axis)
+        counts = target != loss.ignore_index
+        right += int(((guess == target) & counts).sum())
+        counted += int(counts.sum())
+    return right / counted if counted else None
+
+
+def train(problem: Problem, target: float, limit: int = LIMIT) -> tuple[Problem, int]:
+    """A copy of the model after as many steps of Adam, a batch each, as ``target`` accuracy takes,
+    or ``limit`` of them; and how many those were."""
+    model: nn.Module = copy.deepcopy(problem.model)
+    trained = Problem(model, problem.loss, problem.data.source, progress=False, check=False)
+    optimizer = torch.optim.Adam(trained.parameters.values(), lr=_RATE)
+    step = 0
+    while step < limit and (accuracy(trained) or 0.0) < target:
+        model.train()
+        for batch in trained.batches("training"):
+            output = trained.output(batch)
+            value = trained.loss.total(output, batch.targets)
+            optimizer.zero_grad()
+            (value / trained.loss.weight(output, batch.targets)).backward()
+            optimizer.step()
+            step += 1
+            if step == limit:
+                break
+        model.eval()
+    return trained, step

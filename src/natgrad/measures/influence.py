@@ -1,0 +1,166 @@
+"""Influence of training samples on a test loss: ``I_n = -∇L_testᵀ (H + damping I)^-1 ∇l_n``.
+
+``L = mean_n l_n`` is the training loss, at its minimum. ``I_n`` is the derivative of the test loss
+when the loss of sample n gets a little more weight: ``L + eps l_n``. Leaving the sample out is
+``eps = -1/N``, so the test loss changes by about ``-I_n/N``. A negative ``I_n`` is a sample that
+helps: with more of it the test loss falls, without it the test loss rises (Koh and Liang 2017).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from natgrad.errors import SettingError
+from natgrad.linalg.results import Solution
+from natgrad.operators import Operator, Problem, checks
+from natgrad.runtime.ranges import NOT_NEGATIVE, check_whole, number
+
+
+class Ranked(NamedTuple):
+    """``scores`` and the ``samples`` they are of, the strongest first; both ``[..., k]``."""
+
+    scores: Tensor
+    samples: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Influence:
+    """``scores [..., N]`` of training samples in the order of the data; ``count`` is N.
+
+    ``residual`` is the largest relative one of the systems that were solved, 0 in closed form.
+    """
+
+    scores: Tensor
+    count: int
+    residual: float
+    converged: bool
+    method: str
+
+    @property
+    def leave_one_out(self) -> Tensor:
+        """``-I_n/N [..., N]``: the change of the test loss if sample n is left out, and the others
+        keep their weight of 1/N."""
+        return -self.scores / self.count
+
+    def helpful(self, k: int) -> Ranked:
+        """The ``k`` samples that lower the test loss most, which have the lowest scores."""
+        return self._top(k, largest=False)
+
+    def harmful(self, k: int) -> Ranked:
+        """The ``k`` samples that raise the test loss most, which have the highest scores."""
+        return self._top(k, largest=True)
+
+    def _top(self, k: int, largest: bool) -> Ranked:
+        check_whole(k, "k", 1)
+        samples = self.scores.shape[-1]
+        if k > samples:
+            raise SettingError(
+                f"k is {k} but there are only {samples} training samples: give at most so many."
+            )
+        return Ranked(*self.scores.topk(k, largest=largest))
+
+
+def influence(
+    matrix: Operator, test: Any, *, damping: float = 0.0, preconditioner: Operator | None = None
+) -> Influence:
+    """``[N]``, of every training sample on the mean test loss: one linear system.
+
+    ``matrix`` is of the training data: ``natgrad.hessian(model, loss, data)``, or
+    ``natgrad.ggn(..., structure=natgrad.EKFAC())``, which is solved in closed form. ``test``: a
+    batch or a loader, with the loss of training, or a ``Problem``. ``damping`` includes the Hessian
+    of a penalty ``damping/2 |theta|²`` that the matrix does not have. Of several processes each
+    gets the scores of its own training samples.
+    """
+    tested = _test(matrix, test)
+    right = tested.gradient().unsqueeze(1)
+    return _scored(matrix, right, damping, preconditioner, single=True)
+
+
+def pairwise_influence(
+    matrix: Operator, test: Any, *, damping: float = 0.0, preconditioner: Operator | None = None
+) -> Influence:
+    """``[tests, N]``, of every training sample on the loss of every test sample; their mean over
+    tests is `influence`. Solves one system a test sample."""
+    tested = _test(matrix, test)
+    what, instead = "The gradients of all test samples", "give fewer of them at a time"
+    checks.fits(tested.samples, matrix.size, matrix.dtype, what, instead)
+    right = torch.cat(list(tested.sample_gradients())).mT
+    return _scored(matrix, right, damping, preconditioner, single=False)
+
+
+def self_influence(
+    matrix: Operator, *, damping: float = 0.0, preconditioner: Operator | None = None
+) -> Influence:
+    """``[N]``: ``-∇l_nᵀ (H + damping I)^-1 ∇l_n``, of every training sample on its own loss. Never
+    positive where the matrix is not; mislabelled and rare samples have the lowest."""
+    damping = number(damping, "damping", NOT_NEGATIVE)
+    train = _train(matrix)
+    scores, ends = [], []
+    for rows in train.sample_gradients():
+        found = _solved(matrix, rows.mT, damping, preconditioner)
+        scores.append(-(rows * found.x.mT).sum(1))
+        ends.append(found)
+    worst = max((float(end.residuals.max()) for end in ends), default=0.0)
+    converged = all(end.converged for end in ends)
+    return Influence(torch.cat(scores), train.samples, worst, converged, ends[-1].method)
+
+
+def _scored(
+    matrix: Operator,
+    right: Tensor,
+    damping: float,
+    preconditioner: Operator | None,
+    *,
+    single: bool,
+) -> Influence:
+    train = _train(matrix)
+    damping = number(damping, "damping", NOT_NEGATIVE)
+    found = _solved(matrix, right, damping, preconditioner)
+    scores = -torch.cat([rows @ found.x for rows in train.sample_gradients()]).mT
+    worst = float(found.residuals.max())
+    scores = scores[0] if single else scores
+    return Influence(scores, train.samples, worst, found.converged, found.method)
+
+
+def _solved(
+    matrix: Operator, right: Tensor, damping: float, preconditioner: Operator | None
+) -> Solution:
+    """``(matrix + damping I)^-1 right`` for ``right [P, k]``."""
+    right = right.to(matrix.dtype)
+    if matrix.closed:
+        zero = torch.zeros(right.shape[1], dtype=matrix.dtype)
+        return Solution(matrix.solve(right, damping), zero, True, 0, "exact: in closed form")
+    return matrix.cg(right, damping, preconditioner=preconditioner)
+
+
+def _train(matrix: Operator) -> Problem:
+    if not isinstance(matrix, Operator) or matrix.space is None:
+        raise SettingError(
+            f"matrix is {matrix!r} but must be an operator over all parameters of the training "
+            "problem: give natgrad.hessian(model, loss, data), or one with a structure."
+        )
+    return matrix.problem
+
+
+def _test(matrix: Operator, test: Any) -> Problem:
+    train = _train(matrix)
+    if not isinstance(test, Problem):
+        return Problem(
+            train.model,
+            train.loss,
+            test,
+            parameters=train.space.names,
+            group=train.comm,
+            progress=train.progress,
+        )
+    if [id(p) for p in test.parameters.values()] != [id(p) for p in train.parameters.values()]:
+        raise SettingError(
+            f"The test problem has {test.space.size:,} parameters, which are not the "
+            f"{train.space.size:,} of the training problem: make both of one model, with the same "
+            "parameters=."
+        )
+    return test
