@@ -108,11 +108,11 @@ class Dense:
         return own
 
     @cached_property
-    def H(self) -> Tensor:
+    def H(self) -> Tensor:  # noqa: N802 - as everywhere
         return symmetric(torch.autograd.functional.hessian(self.loss, self.theta, vectorize=True))
 
     @cached_property
-    def G(self) -> Tensor:
+    def G(self) -> Tensor:  # noqa: N802 - as everywhere
         return sum(j.T @ h @ j for j, h in zip(self.jacobian, self.output_hessian, strict=True))
 
     @cached_property
@@ -121,7 +121,7 @@ class Dense:
         return self.n * torch.einsum("nd,ndp->np", self.output_gradient, self.jacobian)
 
     @cached_property
-    def C(self) -> Tensor:
+    def C(self) -> Tensor:  # noqa: N802 - as everywhere
         return sum(torch.outer(s, s) for s in self.sample_gradients) / self.n
 
     @cached_property
@@ -180,12 +180,13 @@ class Dense:
     def views(self, vectors: list[Tensor]) -> dict[str, list[View]]:
         """Inputs and output gradients of each layer, for each vector."""
         seen = oracles.record(self.model, self.inputs)
+        calls = [call for call in seen.calls if call.out.requires_grad]
         case = _Plain()
         found: dict[str, list[View]] = {}
         for v in vectors:
-            gs = torch.autograd.grad(seen.out, [c.out for c in seen.calls], v, retain_graph=True)
+            gs = torch.autograd.grad(seen.out, [c.out for c in calls], v, retain_graph=True)
             own: dict[str, View] = {}
-            for call, g in zip(seen.calls, gs, strict=True):
+            for call, g in zip(calls, gs, strict=True):
                 for view in oracles.views_of(case, self.model, call, g, self.n):
                     known = own.setdefault(view.name, view)
                     if known is not view:
@@ -301,7 +302,6 @@ class added:  # noqa: N801 - reads as a verb
         if self.role:
             return self._attention(module, args[:3]), None
         if isinstance(module, nn.Conv2d):
-            groups, n, s, rows = self.y.shape
             return out + self.y.permute(1, 0, 3, 2).reshape(out.shape)
         return out + self.y[0].reshape(out.shape)
 
@@ -428,7 +428,7 @@ def mlp(act: type[nn.Module] = nn.Tanh) -> nn.Module:
 
 
 def cnn(act: type[nn.Module] = nn.ReLU) -> nn.Module:
-    """With groups, a layer without a bias, and running statistics that are not those of the data."""
+    """With groups, a layer without a bias, and running statistics that the data do not have."""
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1, bias=False),
         nn.BatchNorm2d(4),

@@ -40,3 +40,25 @@ def test_digits(tmp_path):
     clips = [set(re.findall(r'<clipPath id="([^"]+)"', picture)) for picture in pictures]
     assert all(clips)
     assert len(set.union(*clips)) == sum(map(len, clips))
+
+
+def test_curvature_tour(tmp_path, monkeypatch):
+    """It prints all its tables, and draws."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("COLUMNS", "120")  # so that no row is folded
+    command = [sys.executable, EXAMPLES / "curvature_tour.py"]
+    options = ["--steps", "1", "--samples", "20", "--out", tmp_path]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    for title in ("Sizes of a matrix over 666 parameters", "After 0 steps, ", "After 1 steps, "):
+        assert title in done.stdout
+    for name in "HGC":
+        trace = rf"^ *{name} +[\d.]+ ± [\d.e-]+ +[\d.]+, [\d.]+, [\d.]+ "
+        assert len(re.findall(trace, done.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ *Kronecker\(.*\) +0\.\d+ +0\.\d+$", done.stdout, re.MULTILINE)) == 1
+    for measure in ("B_noise", "TIC", "sharpness"):
+        assert measure in done.stdout
+    names = {"spectra.png", "layers.png", "blocks.png", "quality.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names

@@ -21,5 +21,9 @@ class CheckpointError(NatgradError, ValueError):
     """A checkpoint does not fit the model or the settings."""
 
 
+class DataError(NatgradError, RuntimeError):
+    """A data set is missing, incomplete or spoilt, or cannot be brought here."""
+
+
 class ConvergenceError(NatgradError, ArithmeticError):
     """An iteration met a number it cannot go on with."""

@@ -81,9 +81,9 @@ def _arrays(file: Path) -> dict[str, Tensor]:
 
 def _read(file: Path, what: str) -> Any:
     """Tensors and plain containers alone."""
+    if file.suffix == ".safetensors":
+        return _safetensors(file, what)
     try:
-        if file.suffix == ".safetensors":
-            return _safetensors(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise SettingError(
@@ -94,7 +94,7 @@ def _read(file: Path, what: str) -> Any:
         raise _unreadable(file, what, error) from error
 
 
-def _safetensors(file: Path) -> dict[str, Tensor]:
+def _safetensors(file: Path, what: str) -> dict[str, Tensor]:
     try:
         load_file = import_module("safetensors.torch").load_file
     except ImportError:
@@ -102,7 +102,10 @@ def _safetensors(file: Path) -> dict[str, Tensor]:
             f"{file} needs the package safetensors, which is not installed: pip install "
             "safetensors."
         ) from None
-    found: dict[str, Tensor] = load_file(file)
+    try:
+        found: dict[str, Tensor] = load_file(file)
+    except Exception as error:  # the package has a class of its own for it
+        raise _unreadable(file, what, error) from error
     return found
 
 

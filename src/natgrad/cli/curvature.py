@@ -49,6 +49,9 @@ def curvature(
             "full (default), block, kronecker, kronecker-reduce, ekfac, unitwise, diagonal.",
         ),
     ] = "full",
+    parameters: Annotated[
+        str | None, _option("PATTERNS", "Of names, such as 'fc.*,head.*'; all by default.")
+    ] = None,
     samples: Annotated[
         int | None, _option("N", "Of the data, at random; all by default.", 1)
     ] = None,
@@ -88,13 +91,14 @@ def curvature(
         _check_files(plots, file)
         found = networks.find(network)
         model = build(found, checkpoint, double=double, seed=seed)
-        kind = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+        like = next(model.parameters(), torch.empty(0))
         shape = None if sample is None else options.shape(sample)
         criterion = matrices.loss(loss)
-        read = datasets.Wanted(samples, batch_size, seed, shape, kind)
+        read = datasets.Wanted(samples, batch_size, seed, shape, like.dtype, like.device)
         batches = datasets.find(data, found, model, criterion, read)
         with progress.status("Looking at the model and the data"):
-            problem = Problem(model, criterion, batches, progress=False)
+            some = None if parameters is None else [one.strip() for one in parameters.split(",")]
+            problem = Problem(model, criterion, batches, parameters=some, progress=False)
         findings = Findings(problem, wanted, f"{network} on {data}")
         if quality:
             findings.check_quality(target_accuracy)
@@ -120,10 +124,10 @@ def build(
 ) -> nn.Module:
     """The model in evaluation mode, with its own weights or those of the checkpoint."""
     torch.manual_seed(seed)
-    model = found()
+    model = found().double() if double else found()
     if checkpoint is not None:
         checkpoints.load_into(model, checkpoint)
-    return (model.double() if double else model).eval()
+    return model.eval()
 
 
 def _say(table: Table) -> None:

@@ -27,6 +27,7 @@ class Wanted:
     seed: int
     shape: tuple[int, ...] | None
     dtype: torch.dtype
+    device: torch.device
 
 
 def find(name: str, network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> Any:
@@ -67,10 +68,11 @@ def _cut(inputs: Tensor, targets: Tensor, wanted: Wanted) -> list[Batch]:
 
 
 def _typed(inputs: Tensor, targets: Tensor, wanted: Wanted) -> Batch:
-    """Real numbers in the model's dtype; indices of classes and tokens as torch wants them."""
+    """Where the model is, real numbers in its dtype; indices of classes and tokens as torch wants
+    them."""
 
     def typed(t: Tensor) -> Tensor:
-        return t.to(wanted.dtype) if t.is_floating_point() else t.long()
+        return t.to(wanted.device, wanted.dtype if t.is_floating_point() else torch.int64)
 
     return typed(inputs), typed(targets)
 
@@ -84,8 +86,8 @@ def _digits(model: nn.Module, wanted: Wanted) -> Batch:
             "The digits come with scikit-learn, which is not installed: pip install "
             "'natgrad[demo]'."
         ) from None
-    images = torch.tensor(found.images, dtype=wanted.dtype).unsqueeze(1) / 16
-    labels = torch.tensor(found.target, dtype=torch.int64)
+    images, labels = _typed(torch.tensor(found.images), torch.tensor(found.target), wanted)
+    images = images.unsqueeze(1) / 16
     fits, why = [], ""
     for inputs in (images, images.flatten(1)):
         try:
@@ -112,7 +114,7 @@ def _random(network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> B
         )
     count = wanted.samples or 64
     generator = torch.Generator().manual_seed(wanted.seed)
-    inputs = torch.randn(count, *shape, generator=generator, dtype=wanted.dtype)
+    inputs = torch.randn(count, *shape, generator=generator, dtype=wanted.dtype).to(wanted.device)
     try:
         with torch.no_grad():
             output = model(inputs[:2])
@@ -127,6 +129,8 @@ def _random(network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> B
         )
     if isinstance(loss, CrossEntropy):
         classes, rest = output.shape[1], output.shape[2:]
-        return inputs, torch.randint(classes, (count, *rest), generator=generator)
+        labels = torch.randint(classes, (count, *rest), generator=generator)
+        return inputs, labels.to(wanted.device)
     targets = torch.randn(count, *output.shape[1:], generator=generator, dtype=output.dtype)
-    return inputs, (targets > 0).to(output) if isinstance(loss, BinaryCrossEntropy) else targets
+    targets = (targets > 0).to(targets) if isinstance(loss, BinaryCrossEntropy) else targets
+    return inputs, targets.to(wanted.device)

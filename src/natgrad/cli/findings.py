@@ -15,7 +15,6 @@ from natgrad.cli.training import LIMIT, accuracy, train
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Number
 from natgrad.operators import Lanczos, Operator, Problem, block_norms
-from natgrad.operators import hessian as hessian_of
 from natgrad.report import curvature as pictures
 from natgrad.report import matrices, quality
 from natgrad.report.sizes import layers_table, sizes
@@ -55,14 +54,13 @@ class Findings:
         yield size.table()
         found = list(self._matrices())
         yield matrices.table(found)
-        full = [one for one in found if one.layers]
         more = [
             (
                 f"trace of {one.name}",
                 [matrices.text(one.layers[layer.name]) for layer in size.layers],
             )
-            for one in full
-            if one.structure == full[0].structure
+            for one in found
+            if one.structure == found[0].structure  # the first that was asked for
         ]
         yield layers_table(size.layers, more)
         if self.wanted.measures:
@@ -116,10 +114,8 @@ class Findings:
             yield found
 
     def _measures(self) -> Table:
-        hessian = self.operators.get("H")
-        if hessian is None:
-            hessian = written(hessian_of(self.problem))
-        given = measured.Given(self.problem, hessian, self.wanted.damping, self.wanted.seed)
+        known = self.operators.get("H")
+        given = measured.Given(self.problem, known, self.wanted.damping, self.wanted.seed)
         lines: list[measured.Line] = []
         for name in progress.track(self.wanted.measures, "Measures"):
             lines += measured.measure(name, given)
@@ -191,11 +187,11 @@ class Findings:
         found = []
         for problem in (self.problem, trained):
             label = f"accuracy {accuracy(problem):.2f}"
-            with progress.status(f"Approximations at {label}"):
-                one = quality.quality(
+            found.append(
+                quality.quality(
                     problem, label, damping=want.damping, draws=want.draws, seed=want.seed
                 )
-            found.append(one)
+            )
         self.numbers["quality"] = [asdict(one) for one in found]
         self.numbers["training steps"] = steps
         if folder is not None:

@@ -4,7 +4,9 @@ import typer
 
 from natgrad.cli.bench import bench
 from natgrad.cli.curvature import curvature
+from natgrad.cli.data import data
 from natgrad.cli.plan import plan
+from natgrad.cli.train import train
 
 app = typer.Typer(
     help="K-FAC for PyTorch: plan a run on many ranks, see what its messages hide behind, and look "
@@ -18,3 +20,5 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(plan)
 app.command(no_args_is_help=True)(bench)
 app.command(no_args_is_help=True)(curvature)
+app.command(no_args_is_help=True)(train)
+app.add_typer(data, name="data")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from natgrad.cli import matrices
 from natgrad.errors import NatgradError
@@ -17,7 +18,7 @@ from natgrad.measures import (
     spectral_bound,
     tic,
 )
-from natgrad.operators import Operator, Problem, ggn
+from natgrad.operators import Operator, Problem, ggn, hessian
 from natgrad.report.matrices import text
 from natgrad.report.written import SMALL, written
 from natgrad.structures import Kronecker
@@ -35,12 +36,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Given:
-    """What measures are read from; ``by`` estimates traces over samples where there are many."""
+    """What measures are read from; ``by`` estimates traces over samples where there are many.
+
+    ``known``: the Hessian, if it was made for other reasons.
+    """
 
     problem: Problem
-    hessian: Operator
+    known: Operator | None
     damping: float
     seed: int
+
+    @cached_property
+    def hessian(self) -> Operator:
+        return written(hessian(self.problem)) if self.known is None else self.known
 
     @property
     def large(self) -> bool:

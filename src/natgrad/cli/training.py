@@ -1,6 +1,8 @@
 """A short training, for those who want to see a matrix at two accuracies."""
 
 import copy
+from glob import escape
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +37,10 @@ def train(problem: Problem, target: float, limit: int = LIMIT) -> tuple[Problem,
     """A copy of the model after as many steps of Adam, a batch each, as ``target`` accuracy takes,
     or ``limit`` of them; and how many those were."""
     model: nn.Module = copy.deepcopy(problem.model)
-    trained = Problem(model, problem.loss, problem.data.source, progress=False, check=False)
-    optimizer = torch.optim.Adam(trained.parameters.values(), lr=_RATE)
+    names = [escape(name) for name in problem.parameters]
+    options: dict[str, Any] = {"parameters": names, "progress": False, "check": False}
+    trained = Problem(model, problem.loss, problem.data.source, **options)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=_RATE)
     step = 0
     while step < limit and (accuracy(trained) or 0.0) < target:
         model.train()

@@ -39,7 +39,7 @@ class Density:
 class Quadrature:
     """``nodes [p, m]`` and ``weights [p, m]`` of each probe, float64 on the CPU; rows sum to 1.
 
-    ``shorter`` are those after three quarters of the steps: they show what further ones would do.
+    ``shorter`` are those after half of the steps: the difference shows what further ones would do.
     """
 
     nodes: Tensor
@@ -57,8 +57,8 @@ class Quadrature:
     def trace(self, function: Callable[[Tensor], Tensor]) -> Number:
         """``tr f(A)``; ``function`` takes eigenvalues elementwise.
 
-        The standard error holds the spread of the probes and the change by the last quarter of the
-        steps.
+        The standard error holds the spread of the probes, and what the last half of the steps has
+        changed.
         """
         each = self._sums(function, self.nodes, self.weights)
         mean = float(each.mean())
@@ -119,7 +119,7 @@ def quadrature(
         return Quadrature(*rule, rule, n, True, matrix.products, "exact: all eigenvalues")
     generator = generator_of(seed)
     whole: list[tuple[Tensor, Tensor]] = []
-    part: list[tuple[Tensor, Tensor]] = []
+    half: list[tuple[Tensor, Tensor]] = []
     together = max(1, _TOGETHER // (n * min(steps, n)))
     for first in range(0, probes, together):
         starts = matrix.signs(min(together, probes - first), generator)
@@ -128,14 +128,14 @@ def quadrature(
             chains.step()
         for chain in range(starts.shape[1]):
             length = chains.length(chain)
-            short = length if chains.ended(chain) else max(1, 3 * length // 4)
+            short = length if chains.ended(chain) else max(1, length // 2)
             whole.append(_rule(chains, chain, length))
-            part.append(_rule(chains, chain, short))
+            half.append(_rule(chains, chain, short))
     nodes, weights = _stack(whole)
     return Quadrature(
         nodes,
         weights,
-        _stack(part),
+        _stack(half),
         n,
         False,
         matrix.products,

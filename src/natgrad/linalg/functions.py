@@ -1,6 +1,7 @@
 """Functions of a symmetric matrix times vectors, by Lanczos: ``f(A) v = ‖v‖ Q f(T) e₁``.
 
-The error is judged by what the last steps have changed, continued as a geometric series.
+The error is judged by what the last steps have changed, continued as a geometric series whose ratio
+comes from the last half of them.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from natgrad.linalg.results import Solution
 
 # Numbers in the bases of the columns that run together.
 _TOGETHER = 1 << 27
-# Steps between two looks at the change.
-_STRIDE = 4
+# Looks at the change in one doubling of the steps.
+_LOOKS = 16
+# Steps before which nothing can be said.
+_FEWEST = 4
 
 
 def apply(
@@ -100,14 +103,14 @@ class _Column:
     def __init__(self, function: Callable[[Tensor], Tensor], chains: Chains, index: int) -> None:
         self.function, self.chains, self.index = function, chains, index
         self.coefficients = torch.zeros(0, dtype=torch.float64)
-        self.changes: list[float] = []
+        self.changes: list[tuple[int, float]] = []
         self.error = inf if float(chains.norms[index]) > 0 else 0.0
 
     def look(self) -> None:
         """Judge the error, every few steps and at the end of the chain."""
-        length = self.chains.length(self.index)
+        length, seen = self.chains.length(self.index), len(self.coefficients)
         ended = self.index not in self.chains.active
-        if length == len(self.coefficients) or (length % _STRIDE and not ended):
+        if length == seen or (length - seen <= length // _LOOKS and not ended):
             return
         values, vectors = self.chains.decomposed(self.index, length)
         found = vectors @ (self.function(values) * vectors[0])
@@ -117,25 +120,24 @@ class _Column:
                 f"{float(values[-1]):.6g}: add damping to it."
             )
         change = found.clone()
-        change[: len(self.coefficients)] -= self.coefficients
+        change[:seen] -= self.coefficients
+        self.changes.append((length, float(change.norm()) / (length - seen)))
         self.coefficients = found
-        if self.chains.ended(self.index):
-            self.error = 0.0
-        elif length % _STRIDE == 0:
-            # A short last stride would show less than there is: the last whole one stands.
-            self.changes.append(float(change.norm()))
-            self.error = self._estimate()
+        self.error = 0.0 if self.chains.ended(self.index) else self._estimate(length)
 
-    def _estimate(self) -> float:
-        """The rest of a geometric series, and never less than the last change."""
+    def _estimate(self, length: int) -> float:
+        """What the steps to come would add: changes come in waves, so the largest ones count."""
         size = float(self.coefficients.norm())
-        if size == 0 or len(self.changes) < 2:
+        late = [change for step, change in self.changes if step > length * 3 // 4]
+        early = [change for step, change in self.changes if length // 2 < step <= length * 3 // 4]
+        if size == 0 or length < _FEWEST or not early:
             return inf
-        before, last = self.changes[-2:]
-        if last == 0:
+        if max(late) == 0:
             return 0.0
-        ratio = last / before if before > 0 else 1.0
-        return (last * max(1.0, ratio / (1 - ratio)) if ratio < 1 else inf) / size
+        if max(late) >= max(early):
+            return inf
+        ratio: float = (max(late) / max(early)) ** (4 / length)
+        return max(late[-3:]) / (1 - ratio) / size
 
     def vector(self) -> Tensor:
         """``[n]``."""

@@ -67,10 +67,12 @@ def eigenpairs(
     least = 2 * wanted + at_least("block", block, 1) + 2
     if basis is None:
         basis = max(least + 8, min(10 * wanted + 200, _KEPT // n))
+    capacity = min(n, max(least, at_least("basis", basis, 1)))
+    tolerance = tolerance_of(tolerance, matrix)
     if n <= 4 * wanted + 32:
         return _dense(matrix, wanted, sign)
-    search = _Search(matrix, wanted, min(n, max(least, at_least("basis", basis, 1))), block, seed)
-    note = search.run(tolerance_of(tolerance, matrix), limit)
+    search = _Search(matrix, wanted, capacity, block, seed)
+    note = search.run(tolerance, limit)
 
     count = min(wanted, len(search.values))
     vectors = search.space.vectors(search.coefficients[:, :count])
@@ -198,8 +200,8 @@ class _Search:
         """Take in vectors ``[k, n]``: the pending rows they lie along, to be multiplied next."""
         for vector in found:
             self.space.append(vector)
-        along = (self.space.rows[self.space.pending] @ found.T).abs().amax(1) if len(found) else []
-        return [i for i, part in zip(self.space.pending, along, strict=False) if part > _ALONG]
+        along = (self.space.rows[self.space.pending] @ found.T).abs() > _ALONG
+        return [i for i, much in zip(self.space.pending, along, strict=True) if bool(much.any())]
 
     def _expand(self, indices: list[int]) -> None:
         if self.space.size + len(indices) > self.capacity < self.matrix.n:

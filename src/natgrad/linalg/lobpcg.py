@@ -84,10 +84,12 @@ class _Block:
     def __init__(self, matrix: Matrix, x: Tensor) -> None:
         self.matrix, self.x, self.ax = matrix, x, matrix(x)
         self.p, self.ap = x[:, :0], x[:, :0]
+        # Norms of products with unit vectors: none is larger than the largest eigenvalue.
+        self.scale = float(self.ax.norm(dim=0).max())
         self._rotate(x.shape[1])
 
     def residuals(self) -> tuple[Tensor, Tensor]:
-        """``A X - X Θ [n, b]`` and its norms over the largest Ritz value seen, ``[b]``."""
+        """``A X - X Θ [n, b]`` and its norms over the largest eigenvalue met, ``[b]``."""
         rest = self.ax - self.x * self.values.to(self.x)
         norms = rest.norm(dim=0).cpu().double()
         return rest, norms / self.scale if self.scale > 0 else norms
@@ -115,7 +117,7 @@ class _Block:
         """The best ``width`` Ritz pairs of all columns; the first ones are the old ``X``."""
         projected = (self.x.T @ self.ax).cpu().double()
         values, vectors = torch.linalg.eigh((projected + projected.T) / 2)
-        self.scale = float(values.abs().max())
+        self.scale = max(self.scale, float(values.abs().max()))
         self.values, best = values.flip(0)[:width], vectors.flip(1)[:, :width]
         moved = best.clone()
         moved[:width] = 0.0

@@ -23,10 +23,6 @@ class Number(float):
         number.method, number.standard_error, number.products = method, standard_error, products
         return number
 
-    def __getnewargs__(self) -> tuple[float, str, float, int]:  # type: ignore[override]
-        """What copies and pickles are made from."""
-        return float(self), self.method, self.standard_error, self.products
-
     def __str__(self) -> str:
         value = f"{float(self):.6g}"
         return f"{value} ± {self.standard_error:.2g}" if self.standard_error else value

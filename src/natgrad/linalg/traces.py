@@ -139,9 +139,8 @@ def xtrace(
     lengths = z.square().sum(0).cpu().double()
     # Q without column i is Q (I - s sᵀ) Qᵀ, where s is orthogonal to all other columns of R.
     tiny = matrix.precision * float(r.abs().max()) or 1.0
-    diagonal_ = r.diagonal()
-    diagonal_ += torch.where(diagonal_.abs() < tiny, tiny, 0.0)
-    s = torch.linalg.solve_triangular(r, torch.eye(m, dtype=r.dtype), upper=True).T
+    solid = r + torch.where(r.diagonal().abs() < tiny, tiny, 0.0).diag()
+    s = torch.linalg.solve_triangular(solid, torch.eye(m, dtype=r.dtype), upper=True).T
     s = s / s.norm(dim=0)
     # What is left of z_i is z - Q w + a Q s, a = sᵀ w; Qᵀ A z_i is column i of R.
     a, shs = (s * w).sum(0), (s * (h @ s)).sum(0)
@@ -149,9 +148,12 @@ def xtrace(
     rest = rest + 2 * a * ((r * s).sum(0) - (w * (h @ s)).sum(0)) + a.square() * shs
     rest = rest * (n - m + 1) / (lengths - w.square().sum(0) + a.square())
     said = f"XTrace: {m} directions, each left out once"
-    return _number(matrix, rest - shs, float(h.trace()), said)
+    return _number(matrix, rest - shs, float(h.trace()), said, _SHARED)
 
 
+# The estimates of XTrace share all their vectors but one: their mean scatters up to that much more
+# than that of independent ones would.
+_SHARED = sqrt(2)
 _EXACT = "exact: products with the identity"
 
 
@@ -168,11 +170,11 @@ def _mean(
     return _number(matrix, each, 0.0, _signs_said(samples))
 
 
-def _number(matrix: Matrix, each: Tensor, exact: float, said: str) -> Number:
+def _number(matrix: Matrix, each: Tensor, exact: float, said: str, shared: float = 1.0) -> Number:
     """``exact`` plus the mean of ``each [m]``; rounding is a part of the error."""
     mean = float(each.mean())
     rounding = matrix.precision * (abs(exact) + abs(mean))
-    error = hypot(float(each.std()) / sqrt(len(each)), rounding)
+    error = hypot(shared * float(each.std()) / sqrt(len(each)), rounding)
     return Number(exact + mean, said, error, matrix.products)
 
 

@@ -49,6 +49,9 @@ class _Term:
     matrix: Symmetric
     index: Tensor
 
+    def __post_init__(self) -> None:
+        _ = self.kind
+
     @property
     def kind(self) -> str:
         for kind, (cls, _) in _KINDS.items():
@@ -134,8 +137,9 @@ class CurvaturePrior:
         matrix = fisher(problem, curvature=curvature, structure=self.structure)
         assert isinstance(matrix, Structured)
         scale = importance * problem.weight
-        for placed in matrix.blocks.values():
-            self._add(_Term(scale, placed.matrix, placed.index))
+        new = [_Term(scale, placed.matrix, placed.index) for placed in matrix.blocks.values()]
+        for term in new:
+            self._add(term)
         self._mean = problem.space.named(position(problem))
         self.tasks += 1
 

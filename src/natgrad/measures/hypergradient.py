@@ -45,7 +45,7 @@ class Hypergradient:
 
 
 @dataclass(frozen=True, eq=False)
-class Response:
+class ParameterResponse:
     """``jacobian = dtheta*/dlambda``, ``[P, *shape]`` by every hyperparameter."""
 
     jacobian: Any
@@ -98,13 +98,13 @@ def hypergradient(
     )
 
 
-def response(
+def parameter_response(
     train: Source,
     hyperparameters: Hyperparameters,
     *,
     parameters: nn.Module | Mapping[str, Tensor] | None = None,
     solver: Solver = ConjugateGradients(),  # noqa: B008 (frozen)
-) -> Response:
+) -> ParameterResponse:
     """``dtheta*/dlambda = -H^-1 ∂²L/∂theta∂lambda``, written out: for few hyperparameters."""
     names, tensors = _named(hyperparameters)
     own = parameters_of(train, parameters)
@@ -117,7 +117,7 @@ def response(
     found = _solver(solver).solve(training, training.columns())
     pieces = (-found.x).split([t.numel() for t in tensors], 1)
     shaped = [piece.reshape(size, *t.shape) for piece, t in zip(pieces, tensors, strict=True)]
-    return Response(_like(hyperparameters, shaped), found, float(slope.norm()))
+    return ParameterResponse(_like(hyperparameters, shaped), found, float(slope.norm()))
 
 
 def _named(given: Hyperparameters) -> tuple[list[str], list[Tensor]]:

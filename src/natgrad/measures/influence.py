@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler
 
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Solution
@@ -143,24 +144,31 @@ def _train(matrix: Operator) -> Problem:
             f"matrix is {matrix!r} but must be an operator over all parameters of the training "
             "problem: give natgrad.hessian(model, loss, data), or one with a structure."
         )
+    _check_order(matrix.problem, "training")
     return matrix.problem
 
 
 def _test(matrix: Operator, test: Any) -> Problem:
     train = _train(matrix)
-    if not isinstance(test, Problem):
-        return Problem(
-            train.model,
-            train.loss,
-            test,
-            parameters=train.space.names,
-            group=train.comm,
-            progress=train.progress,
-        )
-    if [id(p) for p in test.parameters.values()] != [id(p) for p in train.parameters.values()]:
+    options = {"parameters": train.space.names, "group": train.comm, "progress": train.progress}
+    if isinstance(test, Problem):
+        own = test
+    else:
+        own = Problem.of(train.model, train.loss, test, **options)
+    _check_order(own, "test")
+    if [id(p) for p in own.parameters.values()] != [id(p) for p in train.parameters.values()]:
         raise SettingError(
-            f"The test problem has {test.space.size:,} parameters, which are not the "
+            f"The test problem has {own.space.size:,} parameters, which are not the "
             f"{train.space.size:,} of the training problem: make both of one model, with the same "
             "parameters=."
         )
-    return test
+    return own
+
+
+def _check_order(problem: Problem, name: str) -> None:
+    """Scores have no names but their place in the data."""
+    if isinstance(getattr(problem.data.source, "sampler", None), RandomSampler):
+        raise SettingError(
+            f"The {name} data come from a DataLoader that shuffles, so that nobody could say which "
+            "sample a score is of: give one with shuffle=False."
+        )

@@ -6,9 +6,9 @@ is ``g`` with covariance ``Σ/B``, and a step with it and the best learning rate
 ``1 / (1 + B_noise/B)`` of what a step with all data would. Far below ``B_noise`` twice the batch is
 half the steps; far above it is as many. It grows as the loss falls.
 
-``Σ`` and ``g`` are those of the data. If the data are a sample of what is trained on,
-``tr Σ`` is ``1 - 1/N`` times too small on average and ``|g|²`` by ``tr Σ / N`` too large;
-`NoiseScale.unbiased` corrects both. Batches of a pass without replacement vary by ``1 - B/N`` less.
+``Σ`` and ``g`` are those of the data. If these are a sample of what is trained on, ``tr Σ`` is on
+average ``1 - 1/N`` of what it should be, and ``|g|²`` too large by ``tr Σ / N``;
+`NoiseScale.unbiased` corrects both. Batches without replacement vary ``(N-B) / (N-1)`` as much.
 """
 
 from collections.abc import Iterable

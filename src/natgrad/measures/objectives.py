@@ -17,6 +17,7 @@ from natgrad.operators.space import Space, chosen
 from natgrad.operators.tape import batched_grad
 
 Source = Problem | Callable[[], Tensor]
+_UNITS = 1 << 24  # numbers of unit vectors at a time
 
 
 class Objective:
@@ -85,7 +86,6 @@ class Objective:
     def columns(self) -> Tensor:
         """``∂²L/∂theta∂lambda [P, h]``, all hyperparameters one after the other."""
         total = torch.zeros(self.space.size, sum(t.numel() for t in self.hyper)).to(self.own[0])
-        units = torch.eye(total.shape[1]).to(total)
         with self._ready():
             for grads in self._graphs():
                 probes = [torch.zeros_like(p, requires_grad=True) for p in self.own]
@@ -94,23 +94,27 @@ class Objective:
                 if not isinstance(inner, Tensor):
                     continue
                 # Linear in the probes, so that its derivative by them is a column.
-                by_hyper = torch.autograd.grad(
-                    inner, self.hyper, create_graph=True, allow_unused=True
-                )
+                found = torch.autograd.grad(inner, self.hyper, create_graph=True, allow_unused=True)
                 start = 0
-                for found, t in zip(by_hyper, self.hyper, strict=True):
-                    here = slice(start, start + t.numel())
+                for f, t in zip(found, self.hyper, strict=True):
+                    if f is not None and f.requires_grad:
+                        self._pull(f, probes, total[:, start : start + t.numel()])
                     start += t.numel()
-                    if found is None or not found.requires_grad:
-                        continue
-                    ones = units[here, here].view(t.numel(), *t.shape)
-                    pulled = batched_grad(found, probes, ones)
-                    rows = [
-                        (torch.zeros_like(p).expand(len(ones), *p.shape) if r is None else r)
-                        for r, p in zip(pulled, probes, strict=True)
-                    ]
-                    total[:, here] += torch.cat([r.reshape(len(ones), -1) for r in rows], 1).mT
         return self._mean(total)
+
+    def _pull(self, f: Tensor, probes: list[Tensor], out: Tensor) -> None:
+        """Add the derivative of every entry of ``f`` by the probes to ``out [P, entries]``."""
+        width = max(1, _UNITS // f.numel())
+        for start in range(0, f.numel(), width):
+            which = torch.arange(start, min(start + width, f.numel()), device=f.device)
+            units = f.new_zeros(len(which), f.numel())
+            units[torch.arange(len(which), device=f.device), which] = 1.0
+            pulled = batched_grad(f, probes, units.view(len(which), *f.shape))
+            rows = [
+                p.new_zeros(len(which), p.numel()) if r is None else r.reshape(len(which), -1)
+                for r, p in zip(pulled, probes, strict=True)
+            ]
+            out[:, start : start + len(which)] += torch.cat(rows, 1).mT
 
     # Terms.
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.errors import SettingError
+from natgrad.measures.inputs import single_input
 from natgrad.measures.paths import along_paths, plain
 from natgrad.operators import Problem, checks
-from natgrad.operators.data import Batch, Data
+from natgrad.operators.data import Data
 from natgrad.runtime.ranges import POSITIVE, number
 
 
@@ -35,7 +36,8 @@ def path_norm(
     checks.model(network)
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    ones = torch.ones(input_shape(next(iter(batches))), dtype=torch.float64, device=device)
+    shape = single_input(next(iter(batches))).shape[1:]
+    ones = torch.ones(1, *shape, dtype=torch.float64, device=device)
     found = network(along_paths(ones, p))
     if not isinstance(found, Tensor):
         raise SettingError(
@@ -44,17 +46,3 @@ def path_norm(
         )
     norm: float = float(plain(found).sum()) ** (1 / p)
     return norm
-
-
-def input_shape(batch: Batch) -> tuple[int, ...]:
-    """Of a single sample, as a batch of one."""
-    inputs = batch.inputs
-    if isinstance(inputs, tuple | list) and len(inputs) == 1:
-        (inputs,) = inputs
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        given = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise SettingError(
-            f"The inputs are of type {given}, but paths start at the entries of one "
-            "floating-point tensor: measure the part of the model behind its embedding."
-        )
-    return (1, *inputs.shape[1:])

@@ -123,9 +123,8 @@ def sharpness(
     if by is None and not operator.definite and not operator.closed:
         by = XTrace(120)
     trace = operator.trace(by)
-    return Sharpness(
-        float(top.values[0]), float(top.residuals[0]), trace, operator.kind, rise(problem, region)
-    )
+    found = rise(problem, region=region)
+    return Sharpness(float(top.values[0]), float(top.residuals[0]), trace, operator.kind, found)
 
 
 def rise(

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from natgrad.errors import SettingError
 from natgrad.measures.classes import margin_quantile
+from natgrad.measures.inputs import single_input
 from natgrad.measures.linear_maps import LinearMap, is_map, is_norm, map_of, norm_scale
 from natgrad.measures.moved import Weights, named_weights
-from natgrad.measures.path_norm import input_shape
 from natgrad.operators import Problem
 from natgrad.runtime.ranges import Range, number
 from natgrad.tables import Column, Table
@@ -111,9 +111,7 @@ def spectral_bound(
     layers = tuple(_measured(name, one, initial) for name, one in _layers(problem).items())
     square = torch.zeros(1, dtype=torch.float64)
     for batch in problem.batches("inputs"):
-        input_shape(batch)  # which refuses what is no tensor
-        x = batch.inputs if isinstance(batch.inputs, Tensor) else batch.inputs[0]
-        square += float(x.double().square().sum())
+        square += float(single_input(batch).double().square().sum())
     inputs = float(problem.totals(square)) ** 0.5
     margin = None if quantile is None else margin_quantile(problem, quantile)
     return SpectralBound(layers, inputs, problem.samples, margin)
@@ -187,6 +185,8 @@ def _layers(problem: Problem) -> dict[str, _Layer]:
                     hook(m, args, out, path)
 
                 handles.append(module.register_forward_hook(seen))
+            elif "parametrizations" in path.split("."):
+                continue  # what a weight is made of, as in weight_norm
             elif any(True for _ in module.parameters(recurse=False)):
                 raise SettingError(
                     f"The spectral bound is of Linear layers, convolutions and BatchNorm, and "

@@ -18,6 +18,13 @@ from natgrad.operators.outer import OuterProducts
 from natgrad.operators.problem import Problem
 from natgrad.operators.sections import block_norms, cross_block
 from natgrad.operators.spectrum import Spectrum
+from natgrad.operators.steps import (
+    apply_,
+    gauss_newton,
+    gram_gauss_newton,
+    natural_gradient,
+    powered_gradient,
+)
 from natgrad.operators.structured import Structured, build
 from natgrad.operators.vectors import Roots, Vectors, vectors_of
 from natgrad.runtime.discovery import StructureOf
@@ -32,13 +39,18 @@ __all__ = [
     "Spectrum",
     "Structured",
     "XTrace",
+    "apply_",
     "block_norms",
     "compare",
     "cosine",
     "cross_block",
     "fisher",
+    "gauss_newton",
     "ggn",
+    "gram_gauss_newton",
     "hessian",
+    "natural_gradient",
+    "powered_gradient",
 ]
 
 

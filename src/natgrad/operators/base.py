@@ -22,6 +22,8 @@ from natgrad.operators.spectrum import Spectrum
 
 V = TypeVar("V", Tensor, dict[str, Tensor])
 _SMALL = 2048  # parameters of which a dense matrix is cheaper than an iteration
+_PRODUCTS = 1 << 16  # more of them for one diagonal are a mistake
+_NUMBERS = 1 << 24  # in vectors that are multiplied together
 _TOLERANCE = 1e-10  # of solve(), relative; float32 stops at its own precision
 
 
@@ -84,8 +86,18 @@ class Operator(ABC):
         return (found + found.mT) / 2
 
     def diagonal(self) -> Tensor:
-        """``[P]``, exact."""
-        return self.dense().diagonal().clone()
+        """``[P]``, exact: as many products as there are parameters, some at a time."""
+        if self.size > _PRODUCTS:
+            raise SettingError(
+                f"The exact diagonal of {self.kind} takes {self.size:,} products, more than "
+                f"{_PRODUCTS:,}: use estimated_diagonal(), trace(by=Hutchinson()) or a structure."
+            )
+        out = self._new(self.size)
+        for some in torch.arange(self.size, device=self.device).split(_NUMBERS // self.size + 1):
+            ones = self._new(self.size, len(some))
+            ones[some, some - some[0]] = 1.0
+            out[some] = self.product(ones)[some, some - some[0]]
+        return out
 
     def estimated_diagonal(self, samples: int = 100, seed: int = 0) -> Estimate:
         """``[P]`` from products with random signs, with the standard error of each entry."""

@@ -11,7 +11,7 @@ _PATIENCE = 1.0  # seconds before a bar appears
 
 def track(items: Iterable[T], label: str, wanted: bool | None) -> Iterator[T]:
     """``wanted``: ``None`` shows a bar if standard error is a terminal and ``rich`` is there."""
-    total = len(items) if isinstance(items, Sized) else None
+    total = (len(items) if isinstance(items, Sized) else 0) or None  # 0: nobody knows
     bar = _bar(wanted) if total is None or total > 1 else None
     if bar is None:
         yield from items
@@ -26,7 +26,8 @@ def track(items: Iterable[T], label: str, wanted: bool | None) -> Iterator[T]:
             if task is not None:
                 bar.update(task, completed=done + 1)
     finally:
-        bar.stop()
+        if task is not None:
+            bar.stop()
 
 
 def _bar(wanted: bool | None) -> Any:

@@ -35,7 +35,10 @@ class Placed:
 
 
 class Structured(Operator):
-    """``blocks`` by the name of the layer; they cover every parameter once."""
+    """``blocks`` by the name of the layer; they cover every parameter once.
+
+    Unlike an operator without a structure, it is of the parameters as they were when it was made.
+    """
 
     closed = True
 

@@ -49,7 +49,7 @@ def figure(width: float, height: float, path: PathTo) -> Iterator[Figure]:
         yield made
         if path is not None:
             dated = {"Date": None} if Path(path).suffix.lower() == ".svg" else {}
-            made.savefig(path, dpi=120, metadata=dated)
+            made.savefig(path, dpi=100, metadata=dated)
 
 
 def available() -> None:

@@ -70,12 +70,12 @@ def spectra(found: Sequence[NamedSpectrum], path: PathTo = None) -> Figure:
             density = one.spectrum.density(_POINTS, width)
             # A lone eigenvalue is a peak of height 1.
             count = one.spectrum.quadrature.n * density.values * width * sqrt(2 * pi)
+            grid, height = density.grid.numpy(), count.clamp(min=_LEAST).numpy()
             colour = COLOURS[i % 6]  # the last is that of the lines
-            axes.fill_between(
-                density.grid, _LEAST, count.clamp(min=_LEAST), color=colour, alpha=0.3
-            )
-            axes.plot(density.grid, count.clamp(min=_LEAST), color=colour, linewidth=1.2)
-            axes.vlines(one.top.double().cpu(), _LEAST, 1.0, color=COLOURS[-1], linewidth=1.0)
+            axes.fill_between(grid, _LEAST, height, color=colour, alpha=0.3)
+            axes.plot(grid, height, color=colour, linewidth=1.2)
+            top = one.top.double().cpu().numpy()
+            axes.vlines(top, _LEAST, 1.0, color=COLOURS[-1], linewidth=1.0)
             axes.set_yscale("log")
             axes.set_ylim(_LEAST, 2.0 * most)
             axes.set_xlim(low - 3 * width, high + 3 * width)
@@ -113,7 +113,7 @@ def layer_spectra(found: Sequence[LayerSpectra], path: PathTo = None) -> Figure:
                 kept = kept[kept > 0]
                 axes.plot(
                     range(1, len(kept) + 1),
-                    kept,
+                    kept.numpy(),
                     color=COLOURS[number] if few else colour(depth),
                     linewidth=1.3,
                     marker="os^Dv<>"[number % 7],
@@ -153,7 +153,7 @@ def block_norms(found: Sequence[BlockNorms], path: PathTo = None) -> Figure:
     low = max(float(positive.min()), 1e-6 * top) if len(positive) else 1e-6
     top = max(top, 1.5 * low)
     layers = max(len(one.layers) for one in found)
-    side = max(2.6, 0.42 * min(layers, 24))
+    side = max(2.6, min(0.42 * layers, 6.5))
     rows, columns = shape(len(found))
     longest = max(len(short(name)) for one in found for name in one.layers)
     with figure(
@@ -164,7 +164,9 @@ def block_norms(found: Sequence[BlockNorms], path: PathTo = None) -> Figure:
         row = panels(made, len(found), sharey=len({tuple(one.layers) for one in found}) == 1)
         for axes, one in zip(row, found, strict=True):
             values = one.norms.double().cpu()
-            image = axes.imshow(values.clamp(min=low), cmap="cividis", norm=LogNorm(low, top))
+            image = axes.imshow(
+                values.clamp(min=low).numpy(), cmap="cividis", norm=LogNorm(low, top)
+            )
             ticks = range(0, len(one.layers), -(-len(one.layers) // 40))
             labels = [short(one.layers[i]) for i in ticks]
             axes.set_xticks(list(ticks), labels, rotation=90 if longest > 4 else 0)
@@ -245,9 +247,8 @@ def _write(axes: Axes, values: Tensor, low: float, top: float) -> None:
     for i, line in enumerate(values.tolist()):
         for j, value in enumerate(line):
             share = (log10(max(value, low)) - log10(low)) / (log10(top) - log10(low))
-            text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if value else "0"
-            if 0.01 <= value < 1000:
-                text = f"{value:.2g}"
+            text = f"{value:.0f}" if 100 <= value < 1000 else f"{value:.2g}"
+            text = text.replace("e-0", "e-").replace("e+0", "e")
             axes.text(
                 j,
                 i,

@@ -8,7 +8,6 @@ and once more the exact Fisher in full. Matrices are written out, so this is for
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from natgrad.runtime.discovery import StructureOf
 from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, Structure, UnitWise
 from natgrad.tables import Column, Table, bytes_text
 
-T = TypeVar("T")
 MATRICES = ("H", "F", "F_mc", "C")
 LARGEST = 8192  # parameters, of which a matrix has 0.5 GiB in float64
 STRUCTURES: dict[str, Structure | None] = {
@@ -77,18 +75,25 @@ def quality(
     draws: int = 1,
     seed: int = 0,
     structures: Sequence[str] = tuple(STRUCTURES),
+    progress: bool | None = None,
 ) -> Quality:
-    """At the weights as they are; ``draws`` targets a sample for F_mc."""
+    """At the weights as they are; ``draws`` targets a sample for F_mc. ``progress``: ``None`` shows
+    a bar in a terminal."""
     check(problem, damping)
     unknown = [name for name in structures if name not in STRUCTURES]
     if unknown:
         raise SettingError(
             f"There is no structure {unknown[0]!r}: give some of {', '.join(STRUCTURES)}."
         )
-    v = problem.gradient()
-    steps = _steps(problem, v, damping, draws, seed, structures)
-    count = 1 + len(MATRICES) * (1 + len(structures))
-    return Quality(label, damping, tuple(c for c in _counted(steps, count, label, problem) if c))
+    own, problem.progress = problem.progress, False  # one bar is enough
+    try:
+        steps = _steps(problem, problem.gradient(), damping, draws, seed, structures)
+        count = 1 + len(MATRICES) * (1 + len(structures))
+        bar = track(range(count), f"approximations, {label}", progress)
+        cells = tuple(cell for _, cell in zip(bar, steps, strict=True) if cell is not None)
+    finally:
+        problem.progress = own
+    return Quality(label, damping, cells)
 
 
 def check(problem: Problem, damping: float) -> None:
@@ -105,12 +110,6 @@ def check(problem: Problem, damping: float) -> None:
             f"damping is {damping!r} but must be above 0, as some of the matrices are singular: "
             "give one such as 1e-3."
         )
-
-
-def _counted(steps: Iterator[T], count: int, label: str, problem: Problem) -> Iterator[T]:
-    """``steps`` with a bar, of whose length they know nothing themselves."""
-    for _ in track(range(count), f"approximations, {label}", problem.progress):
-        yield next(steps)
 
 
 def _steps(

@@ -4,10 +4,12 @@ full (Σ p)²,   layer block Σ p²,   Kronecker Σ rows² + cols²,   diagonal 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
+from natgrad.errors import CoverageError
 from natgrad.layers import Elementwise
 from natgrad.operators import Problem
 from natgrad.operators.tape import Tape
@@ -81,9 +83,11 @@ class Sizes:
 
 def sizes(problem: Problem) -> Sizes:
     """Of the parameters that the problem's matrices are over; nothing is computed."""
-    tape = Tape(problem, None)
-    found = [_size(block) for block in tape.blocks]
-    for name in tape.uncovered:
+    found, others = [], list(problem.parameters)
+    with suppress(CoverageError):  # no layer is known
+        tape = Tape(problem, None)
+        found, others = [_size(block) for block in tape.blocks], list(tape.uncovered)
+    for name in others:
         count = problem.parameters[name].numel()
         only = {"layer block": count**2, "diagonal": count}
         found.append(LayerSize(name, "", (1, 1, count), count, only))

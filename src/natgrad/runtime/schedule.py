@@ -199,12 +199,13 @@ class CoupledMomentum:
     def __call__(self, step: int) -> float:
         return self._at(self.lr(step))
 
-    def couple(self, optimizer: Optimizer) -> None:
-        """Sets each group's momentum from its learning rate; call it after ``scheduler.step()``."""
+    def couple(self, optimizer: Optimizer, key: str = "momentum") -> None:
+        """Sets each group's momentum, which is under ``key``, from its learning rate; call it after
+        ``scheduler.step()``."""
         for index, group in enumerate(optimizer.param_groups):
-            if "momentum" not in group:
+            if key not in group:
                 raise SettingError(
-                    "CoupledMomentum needs parameter groups with a 'momentum', which group "
+                    f"CoupledMomentum needs parameter groups with a '{key}', which group "
                     f"{index} of {type(optimizer).__name__} does not have: use torch.optim.SGD."
                 )
             momentum = self._at(float(group["lr"]))
@@ -214,7 +215,7 @@ class CoupledMomentum:
                     f"{float(group['lr']):g} but must be {FRACTION}: give the group a learning "
                     f"rate in step with CoupledMomentum.lr, which starts at {self.lr(0):g}."
                 )
-            group["momentum"] = momentum
+            group[key] = momentum
 
     def _at(self, rate: float) -> float:
         return self.start / self.lr(0) * rate

@@ -1,6 +1,7 @@
 """Slow and obviously right: losses, gradients of samples and dense matrices of a small model."""
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def refuses(sentence):
 
 def network(*widths, activation=nn.Tanh, bias=True):
     layers = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs, bias=bias, dtype=DTYPE), activation()]
     return nn.Sequential(*layers[:-1])
 

@@ -8,7 +8,7 @@ from torch import nn
 from natgrad import Kronecker
 from natgrad.curvature.losses import CrossEntropy, OwnLoss
 from natgrad.errors import SettingError
-from natgrad.measures.hypergradient import hypergradient, response
+from natgrad.measures.hypergradient import hypergradient, parameter_response
 from natgrad.measures.solvers import ConjugateGradients, KroneckerInverse, Neumann
 from natgrad.operators import Problem, ggn
 from unit.measures.regression import DTYPE, draw, linear, logistic, mean_loss, ridge
@@ -203,9 +203,9 @@ def test_damping_is_added_to_the_hessian(setting):
 @pytest.mark.parametrize("kind", ["function", "problem"])
 def test_the_response_is_the_derivative_of_the_trained_weights(setting, kind):
     if kind == "function":
-        found = response(setting.training, setting.decay, parameters=setting.model)
+        found = parameter_response(setting.training, setting.decay, parameters=setting.model)
     else:
-        found = response(setting.problems(2)[0], setting.decay)
+        found = parameter_response(setting.problems(2)[0], setting.decay)
     expected = -torch.linalg.solve(setting.hessian, torch.diag(setting.theta))
     assert found.jacobian.shape == (4, 4)
     assert (found.jacobian - expected).abs().max() < 1e-8
@@ -238,7 +238,7 @@ def test_results_are_of_the_kind_of_the_hyperparameters():
     each = 2 * residual * x / 12
     expected = -each @ torch.linalg.solve(setting.hessian, g)
     assert torch.allclose(found.gradient["weights"], expected, rtol=1e-6)
-    both = response(training, given, parameters=setting.model)
+    both = parameter_response(training, given, parameters=setting.model)
     assert both.jacobian["weights"].shape == (4, 12)
     assert torch.allclose(
         both.jacobian["weights"], -torch.linalg.solve(setting.hessian, each.T), rtol=1e-6
@@ -287,6 +287,41 @@ def test_a_linear_training_loss_has_no_curvature():
     )
     assert torch.equal(found.gradient, torch.full((3,), -2.0, dtype=DTYPE))
     assert not found.converged
+    found = hypergradient(
+        lambda: weight.sum(),
+        lambda: (factor * weight).sum(),
+        factor,
+        parameters={"w": weight},
+        solver=Neumann(1, 1.0),
+    )
+    assert torch.equal(found.gradient, weight)
+    assert found.residual == 1.0
+
+
+def test_attention_can_be_differentiated_twice():
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 3, 4, dtype=DTYPE)
+    weight = nn.Parameter(torch.randn(4, 4, dtype=DTYPE))
+    scale = torch.ones(4, dtype=DTYPE, requires_grad=True)
+
+    def training(kernel=F.scaled_dot_product_attention):
+        h = (x * scale) @ weight
+        return kernel(h, h, h).square().mean()
+
+    def by_hand(q, k, v):
+        return (q @ k.mT / 2).softmax(-1) @ v
+
+    found, expected = (
+        hypergradient(
+            lambda kernel=kernel: training(kernel),
+            lambda: weight.square().sum(),
+            scale,
+            parameters={"w": weight},
+            solver=Neumann(3, 0.1),
+        )
+        for kernel in (F.scaled_dot_product_attention, by_hand)
+    )
+    assert torch.allclose(found.gradient, expected.gradient, rtol=1e-9)
 
 
 def errors():
@@ -376,4 +411,4 @@ def test_a_response_that_cannot_be_written_out():
     many = torch.ones(1).expand(2**30).requires_grad_()
     model = linear(torch.ones(4, dtype=DTYPE))
     with pytest.raises(SettingError, match="use hypergradient, or fewer of them"):
-        response(lambda: model.weight.sum(), many, parameters=model)
+        parameter_response(lambda: model.weight.sum(), many, parameters=model)

@@ -331,6 +331,29 @@ def test_single_precision_and_sequences():
     assert (found.covariance(eye) - expected).abs().max() < 1e-4
 
 
+class Keywords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 2, dtype=DTYPE)
+
+    def forward(self, left, right=0.0):
+        return {"logits": self.inner(left + right)}
+
+
+def test_inputs_are_what_the_model_is_called_with():
+    model, case = Keywords(), Regression()
+    batch = {"left": case.x, "right": case.x, "labels": case.y}
+    found = Laplace.fit(model, F.mse_loss, batch, structure=Full())
+    plain = Laplace.fit(model.inner, F.mse_loss, (2 * case.x, case.y), structure=Full())
+    expected = plain.predict(2 * case.new)
+    for inputs in ({"left": case.new, "right": case.new}, (case.new, case.new)):
+        for by in (Linearised(), MonteCarlo(3)):
+            assert torch.allclose(
+                found.predict(inputs, by).mean, plain.predict(2 * case.new, by).mean
+            )
+        assert torch.allclose(found.predict(inputs).variance, expected.variance, rtol=1e-9)
+
+
 def test_it_prints_what_it_is():
     text = repr(Classes().fit(Kronecker()))
     assert "Laplace posterior, prior precision 1.7" in text
@@ -375,10 +398,6 @@ def errors():
             lambda: own.swapped({"bias": case.x}).__enter__(),
             r"The value of 'bias' has the shape \[11, 3\] but the parameter has \[2\]",
         ),
-        "many inputs": (
-            lambda: own.outputs(torch.ones(1, 1, dtype=DTYPE).expand(2**25, IN)),
-            "predict fewer of them at a time",
-        ),
     }
 
 
@@ -390,6 +409,13 @@ def test_errors_say_what_to_do(which):
     call, sentence = CASES[which]
     with pytest.raises(SettingError, match=sentence):
         call()
+
+
+def test_too_many_inputs(monkeypatch):
+    found = Regression().posterior(Full())
+    monkeypatch.setattr("natgrad.operators.checks.LARGEST", 100)
+    with pytest.raises(SettingError, match=r"Jacobian of these inputs has .* predict fewer of th"):
+        found.outputs(torch.ones(3, IN, dtype=DTYPE))
 
 
 def test_a_problem_is_taken_as_it_is():

@@ -1,0 +1,40 @@
+"""Joins the processes that ``torchrun`` has started, and leaves them in good order."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from natgrad.comm.base import Communicator
+from natgrad.comm.process_groups import connect, initialised
+
+
+@contextmanager
+def joined() -> Iterator[tuple[Communicator, torch.device]]:
+    """All processes there are, and the device of this one.
+
+    A process that was not started by torchrun is alone; a process group that is there already is
+    used, and stays.
+    """
+    started = not initialised() and dist.is_available() and "TORCHELASTIC_RUN_ID" in os.environ
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if started:
+        dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+    comm = connect()
+    yield comm, device
+    if started:  # not after an error: others may be somewhere else
+        leave()
+
+
+def leave() -> None:
+    """All at once, after gloo has let go of the last collective's tensors: its threads need the
+    interpreter for that, and abort the process if it ends before."""
+    dist.barrier()
+    time.sleep(0.1)
+    dist.destroy_process_group()

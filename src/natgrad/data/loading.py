@@ -1,0 +1,170 @@
+"""Batches of one rank, the same in every run, that can be resumed at any step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from natgrad.data import chances
+from natgrad.data.rows import Rows
+from natgrad.data.sampling import Sampling
+from natgrad.errors import CheckpointError, NatgradError, SettingError
+
+Key = tuple[int, tuple[int, ...]]  # epoch, rows
+
+
+def loader(
+    dataset: Dataset[Any],
+    batch: int,
+    *,
+    seed: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    device: torch.device | str | None = None,
+    workers: int = 0,
+) -> "Loader":
+    """Batches of ``batch`` samples for each of ``ranks``; see `Loader` and `Sampling`."""
+    try:
+        samples = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise SettingError(
+            f"dataset is a {type(dataset).__name__}, which has no length, but an order that can be "
+            "resumed needs one: pass a map-style data set."
+        ) from None
+    sampling = Sampling(samples, batch, seed, rank, ranks, shuffle, drop_last)
+    return Loader(dataset, sampling, device, workers)
+
+
+class Loader:
+    """Iterating gives the batches of one epoch, and of the next one the next time.
+
+    `state_dict()` says where the next batch comes from. A loader that was given one begins there;
+    an epoch that was left early is not gone on with. With ``shuffle=False`` all epochs are alike,
+    in their order and in what is drawn at random. For a data set that is no `Rows` torch's
+    `default_collate` makes the batches, and what it draws at random is its own affair.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        sampling: Sampling,
+        device: torch.device | str | None = None,
+        workers: int = 0,
+    ) -> None:
+        if workers < 0:
+            raise SettingError(
+                f"workers is {workers} but must be at least 0: pass the number of processes that "
+                "read ahead, or 0 for none."
+            )
+        self.dataset, self.sampling, self.workers = dataset, sampling, workers
+        self.device = None if device is None else torch.device(device)
+        self.epoch = self.position = 0
+        self._left_early = False
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.sampling.cuts())
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._left_early:
+            self.epoch, self.position = self.epoch + 1, 0
+        cuts = self.sampling.cuts(self.position)
+        if not cuts:  # resumed where, for this number of ranks, nothing is left
+            self.epoch, self.position = self.epoch + 1, 0
+            cuts = self.sampling.cuts()
+        epoch, self._left_early = self.epoch, True
+        order = self.sampling.order(epoch)
+        drawn = epoch if self.sampling.shuffle else 0
+        keys = [(drawn, tuple(order[self.sampling.share(*cut)].tolist())) for cut in cuts]
+        for (_, end), batch in zip(cuts, self._read(keys), strict=True):
+            # Before the batch is handed out: a checkpoint that is written after its step has it.
+            last = end == cuts[-1][1]
+            self.epoch, self.position = (epoch + 1, 0) if last else (epoch, end)
+            self._left_early = not last
+            yield batch if self.device is None else _moved(batch, self.device)
+
+    def state_dict(self) -> dict[str, int]:
+        """The same on all ranks, and for any number of them."""
+        sampling = self.sampling
+        where = {"epoch": self.epoch, "position": self.position}
+        return where | {"samples": sampling.samples, "seed": sampling.seed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        own = self.state_dict()
+        if set(state) != set(own):
+            raise CheckpointError(
+                f"The state of a loader has {sorted(own)} but this one has {sorted(state)}: pass "
+                "what state_dict() gave."
+            )
+        for name in ("samples", "seed"):
+            if state[name] != own[name]:
+                raise CheckpointError(
+                    f"The state was saved with {name} {state[name]} but this loader has "
+                    f"{own[name]}: resume with the same data and seed."
+                )
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._left_early = False
+
+    def _read(self, keys: Sequence[Key]) -> Iterator[Any]:
+        batches = _Batches(self.dataset, self.sampling.seed)
+        if self.workers == 0:
+            yield from (_unfailed(batches[key]) for key in keys)
+            return
+        epoch = keys[0][0]
+        # Otherwise torch would draw from its global generator, and change what the model draws.
+        seed = int(chances.bits(self.sampling.seed, epoch)[0] >> np.uint64(1))
+        ahead: DataLoader[Any] = DataLoader(
+            batches,
+            batch_size=None,  # a key is a whole batch
+            sampler=keys,
+            num_workers=self.workers,
+            pin_memory=self.device is not None and self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(seed),
+        )
+        yield from map(_unfailed, ahead)
+
+
+class _Failed:
+    """An error on its way out of a worker, which torch would wrap in a traceback."""
+
+    def __init__(self, error: NatgradError) -> None:
+        self.error = error
+
+
+def _unfailed(batch: Any) -> Any:
+    if isinstance(batch, _Failed):
+        raise batch.error
+    return batch
+
+
+class _Batches(Dataset[Any]):
+    """Whole batches, by epoch and rows."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitem__(self, key: Key) -> Any:
+        epoch, rows = key
+        try:
+            if not isinstance(self.dataset, Rows):
+                return default_collate([self.dataset[row] for row in rows])
+            drawn = chances.uniform(self.seed, epoch, np.array(rows), self.dataset.chances)
+            return self.dataset.take(rows, drawn)
+        except NatgradError as error:
+            return _Failed(error)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: _moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        values = [_moved(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch

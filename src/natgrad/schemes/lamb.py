@@ -1,0 +1,91 @@
+"""LAMB: Adam with a length for each layer, ``w ← w - lr ‖w‖ u / ‖u‖`` (You et al., 2020)."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from natgrad.errors import SettingError
+from natgrad.runtime.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, number
+from natgrad.schemes.norms import norm
+from natgrad.schemes.trust import check_group, dense_gradient, trust_ratio
+
+
+class LAMB(Optimizer):
+    """``u = m̂ / (√v̂ + ε) + λ w`` with Adam's bias-corrected averages ``m̂`` and ``v̂`` and weight
+    decay ``λ``; then ``w ← w - lr · trust φ(‖w‖) / ‖u‖ · u``, ``φ(z) = min(max(z, low), high)``
+    with ``bounds`` ``(low, high)``.
+
+    A group with ``trust=None`` is stepped by ``u`` as it is, which is AdamW; `parameter_groups`
+    makes one of biases and norm layers.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        trust: float | None = 1.0,
+        bounds: tuple[float, float] = (0.0, math.inf),
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "trust": trust,
+            "bounds": bounds,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        check_group(
+            self, lr=NOT_NEGATIVE, eps=NOT_NEGATIVE, weight_decay=NOT_NEGATIVE, trust=POSITIVE
+        )
+        group, index = self.param_groups[-1], len(self.param_groups) - 1
+        for beta in group["betas"]:
+            number(beta, f"LAMB: a beta of parameter group {index}", FRACTION)
+        low, high = group["bounds"]
+        if not 0 <= low < high:
+            raise SettingError(
+                f"LAMB: 'bounds' of parameter group {index} are {(low, high)!r} but must be two "
+                "numbers with 0 <= low < high: pass (0, inf) for none."
+            )
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                gradient = dense_gradient(p, "LAMB")
+                if gradient is not None:
+                    self._update(p, gradient, group)
+        return loss
+
+    def _update(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, (beta, beta2) = self.state[p], group["betas"]
+        if not state:
+            state["step"] = torch.tensor(0.0)  # on the CPU, as torch's own: read without waiting
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+        state["step"] += 1
+        step = float(state["step"])
+        mean = state["exp_avg"].lerp_(gradient, 1 - beta)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        update = (mean / (1 - beta**step)).div_(root).add_(p, alpha=group["weight_decay"])
+        if group["trust"] is not None:
+            ratio = trust_ratio(norm(p).clamp(*group["bounds"]), norm(update), group["trust"])
+            update = update.to(ratio.dtype) * ratio
+        p.sub_(update.mul_(group["lr"]))

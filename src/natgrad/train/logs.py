@@ -1,0 +1,76 @@
+"""What a run has to tell: a line of JSON for each moment, and the same for TensorBoard."""
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from natgrad.errors import CheckpointError
+
+NAME = "log.jsonl"
+
+
+class Log:
+    """``log.jsonl`` in ``folder``, from which lines after ``step`` are taken when a run goes on:
+    they come anew. TensorBoard's files are beside it if that is installed."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.path = folder / NAME
+        kept = [line for line in _lines(self.path) if line["step"] <= step]
+        try:
+            self.path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._board = _board(folder, step)
+
+    def __call__(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """``kind`` is "train" or "test"."""
+        line = json.dumps({"kind": kind, "step": step, **values})
+        try:
+            self._file.write(f"{line}\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _unwritable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"The log {self.path} could not be written ({error.strerror}), checkpoints are intact: "
+            "make room, or name another folder with --out."
+        )
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log, in their order."""
+    return _lines(folder / NAME)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    found = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:  # a process that was killed left half of one
+            continue
+        if isinstance(line, dict) and "step" in line:
+            found.append(line)
+    return found
+
+
+def _board(folder: Path, step: int) -> Any:
+    try:
+        writer = import_module("torch.utils.tensorboard").SummaryWriter
+    except ImportError:
+        return None
+    return writer(folder / "tensorboard", purge_step=step + 1)

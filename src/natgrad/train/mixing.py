@@ -1,0 +1,123 @@
+"""Random erasing and running mixup of a part of a batch, as if it were done to the whole.
+
+What is drawn for a sample depends on the step and on its place in the batch alone, so that any
+number of processes and micro-batches do the same together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from natgrad.errors import CheckpointError
+from natgrad.schemes import RandomErasing, RunningMixup
+from natgrad.train.settings import Settings
+from natgrad.train.stream import Micro, generator
+
+ERASING, MIXUP, DROPOUT = 1, 2, 3  # purposes of random numbers
+
+
+class PlacedErasing(RandomErasing):
+    """Draws for ``batch`` samples and takes those at ``places``."""
+
+    def __init__(self, probability: float, batch: int) -> None:
+        super().__init__(probability)
+        self.batch, self.places = batch, slice(0, batch)
+
+    def rectangles(self, n: int, height: int, width: int) -> np.ndarray:
+        return super().rectangles(self.batch, height, width)[:, self.places]
+
+
+class PlacedMixup(RunningMixup):
+    """Draws for ``batch`` samples and takes those at ``places``."""
+
+    def __init__(self, alpha: float, classes: int, batch: int, places: slice) -> None:
+        super().__init__(alpha, classes)
+        self.batch, self.places = batch, places
+
+    def _shares(self, n: int) -> Tensor:
+        return super()._shares(self.batch)[self.places]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What samples at ``first`` to ``last`` of the last batch were mixed to."""
+
+    first: int
+    last: int
+    inputs: Tensor
+    targets: Tensor
+
+
+class Mixing:
+    """``inputs, targets = mixing(micro, inputs, targets)`` for every micro-batch of every step."""
+
+    def __init__(self, settings: Settings, classes: int) -> None:
+        self.settings, self.classes = settings, classes
+        self.erasing: PlacedErasing | None = None
+        if settings.erasing:
+            self.erasing = PlacedErasing(settings.erasing, settings.batch_size)
+        self.mixups: dict[tuple[int, int], PlacedMixup] = {}  # by first and last
+        self.pieces: list[Piece] = []  # that were loaded
+
+    def __call__(self, micro: Micro, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """``[n, c, h, w]``, ``[n]`` -> ``[n, c, h, w]``, ``[n]`` or ``[n, classes]``"""
+        seed = self.settings.seed
+        if self.erasing is not None:
+            self.erasing.places = micro.places
+            self.erasing.generator = generator(seed, micro.step, ERASING)
+            inputs = self.erasing(inputs)
+        if self.settings.mixup:
+            mixup = self._mixup(micro, inputs)
+            mixup.generator = generator(seed, micro.step, MIXUP)
+            inputs, targets = mixup(inputs, targets)
+        return inputs, targets
+
+    def _mixup(self, micro: Micro, inputs: Tensor) -> PlacedMixup:
+        key = (micro.first, micro.last)
+        if key not in self.mixups:
+            batch = self.settings.batch_size
+            mixup = PlacedMixup(self.settings.mixup, self.classes, batch, micro.places)
+            if self.pieces:
+                mixup.load_state_dict(
+                    {
+                        name: _stitched(self.pieces, name, micro).to(inputs.device)
+                        for name in ("inputs", "targets")
+                    }
+                )
+            self.mixups[key] = mixup
+        return self.mixups[key]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """This process's share of the last mixed batch."""
+        return [
+            {"first": first, "last": last, **mixup.state_dict()}
+            for (first, last), mixup in self.mixups.items()
+        ]
+
+    def load_state_dict(self, shares: Sequence[dict[str, Any]]) -> None:
+        """Those of all processes there were."""
+        self.mixups = {}
+        self.pieces = sorted((Piece(**share) for share in shares), key=lambda p: p.first)
+        expected = 0
+        for piece in self.pieces:
+            if piece.first != expected:
+                break
+            expected = piece.last
+        if self.pieces and expected != self.settings.batch_size:
+            raise CheckpointError(
+                f"The checkpoint has no mixed samples from {expected} of "
+                f"{self.settings.batch_size} on: take one that is complete."
+            )
+
+
+def _stitched(pieces: list[Piece], name: str, micro: Micro) -> Tensor:
+    parts = []
+    for piece in pieces:
+        first, last = max(piece.first, micro.first), min(piece.last, micro.last)
+        if first < last:
+            parts.append(getattr(piece, name)[first - piece.first : last - piece.first])
+    return torch.cat(parts)

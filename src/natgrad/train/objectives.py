@@ -1,0 +1,129 @@
+"""Losses with their metrics: ``loss = total / count`` of a batch, and what else is counted."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from natgrad.curvature.likelihoods import Bernoulli, Categorical, Likelihood
+from natgrad.schemes import smooth, soft_cross_entropy
+
+IGNORED = -100  # a target that does not count
+
+
+class Objective(ABC):
+    """``terms``: how many terms of a sample the loss is a mean over, as `natgrad.KFAC` takes it."""
+
+    terms: float = 1
+    likelihood: Likelihood = Categorical()
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over samples."""
+
+    @abstractmethod
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
+        """Numbers that add up over batches."""
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Of all batches whose sums these are."""
+        found = {"loss": sums["loss"] / sums["count"]}
+        if "right" in sums:
+            found["accuracy"] = sums["right"] / sums["places"]
+        return found
+
+
+class Classes(Objective):
+    """Cross-entropy over classes; targets are labels ``[n]``, or distributions ``[n, classes]``."""
+
+    def __init__(self, classes: int, label_smoothing: float = 0.0) -> None:
+        self.classes, self.label_smoothing = classes, label_smoothing
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            if self.label_smoothing:
+                target = smooth(target, self.label_smoothing, self.classes)
+            return soft_cross_entropy(output, target)
+        return F.cross_entropy(_exact(output), target, label_smoothing=self.label_smoothing)
+
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
+        total = F.cross_entropy(_exact(output), target, reduction="sum")
+        n = float(len(target))
+        right = float((output.argmax(1) == target).sum())
+        return {"loss": float(total), "count": n, "right": right, "places": n}
+
+
+class Reconstruction(Objective):
+    """Binary cross-entropy of pixels from 0 to 1, summed over those of a sample."""
+
+    likelihood = Bernoulli()
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._total(output, target) / len(output)
+
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
+        return {"loss": float(self._total(output, target)), "count": float(len(output))}
+
+    def _total(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(_exact(output), target, reduction="sum")
+
+
+class Pixels(Objective):
+    """Binary cross-entropy, the mean over pixels; ``dice = 2 |A ∩ B| / (|A| + |B|)``."""
+
+    likelihood = Bernoulli()
+
+    def __init__(self, pixels: int) -> None:
+        self.terms = pixels
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(_exact(output), target.to(_exact(output)))
+
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
+        guess, truth = output > 0, target > 0.5
+        numbers = {
+            "loss": self.loss(output, target) * target.numel(),
+            "right": (guess == truth).sum(),
+            "both": (guess & truth).sum(),
+            "either": guess.sum() + truth.sum(),
+        }
+        count = float(target.numel())
+        return {name: float(n) for name, n in numbers.items()} | {"count": count, "places": count}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        found = super().metrics(sums)
+        # Of two empty sets nothing is missing.
+        dice = 2 * sums["both"] / sums["either"] if sums["either"] else 1.0
+        return found | {"dice": dice}
+
+
+class Tokens(Objective):
+    """Cross-entropy, the mean over those positions ``[n, tokens]`` whose target counts."""
+
+    likelihood = Categorical(class_axis=-1, ignore_index=IGNORED)
+
+    def __init__(self, terms: float) -> None:
+        self.terms = terms
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(_exact(output).flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
+        counts = target != IGNORED
+        n = float(counts.sum())
+        right = float(((output.argmax(-1) == target) & counts).sum())
+        total = float(self.loss(output, target)) * n if n else 0.0
+        return {"loss": total, "count": n, "right": right, "places": n}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        found = super().metrics(sums)
+        # A loss that has exploded would overflow.
+        return found | {"perplexity": math.exp(min(found["loss"], 700.0))}
+
+
+def _exact(output: Tensor) -> Tensor:
+    """In float32 or better."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))

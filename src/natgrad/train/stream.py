@@ -1,0 +1,134 @@
+"""Which samples a step reads, ``row = order(epoch)[p mod N]`` at place ``p = step · batch + i``,
+and what is drawn at random for them.
+
+All of it depends on the seed and the step alone, and neither on processes nor on micro-batches nor
+on where a run was interrupted: nothing of it has to be saved but the number of steps.
+"""
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from natgrad.data import chances
+from natgrad.data.rows import Rows
+from natgrad.errors import DataError, NatgradError
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A part of a step that one process takes at once: the samples at ``first`` to ``last`` of the
+    step's batch."""
+
+    step: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def places(self) -> slice:
+        return slice(self.first, self.last)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a batch is cut: equal shares of the ranks, each into micro-batches of nearly one size."""
+
+    batch: int
+    rank: int
+    ranks: int
+    at_once: int  # samples
+
+    def micros(self, step: int) -> list[Micro]:
+        share = self.batch // self.ranks
+        count = -(-share // self.at_once)
+        edges = [self.rank * share + share * i // count for i in range(count + 1)]
+        return [Micro(step, first, last) for first, last in pairwise(edges)]
+
+
+class Stream(Dataset[Any]):
+    """Batches of training data by `Micro`."""
+
+    def __init__(self, rows: Rows, batch: int, seed: int) -> None:
+        self.rows, self.batch, self.seed = rows, batch, seed
+        if not len(rows):
+            raise DataError("There are no training data: name others.")
+
+    def __getitem__(self, micro: Micro) -> Any:
+        try:
+            numbers, drawn = self.chosen(micro)
+            return self.rows.take(numbers.tolist(), drawn)
+        except NatgradError as error:
+            return error  # which a worker would wrap in a traceback
+
+    def chosen(self, micro: Micro) -> tuple[np.ndarray, chances.Chances]:
+        """Rows ``[n]``, and the random numbers that they take ``[n, chances]``."""
+        count = len(self.rows)
+        places = micro.step * self.batch + np.arange(micro.first, micro.last)
+        epochs = places // count
+        found = np.empty(len(places), np.int64)
+        drawn = np.empty((len(places), self.rows.chances))
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            here = epochs == epoch
+            found[here] = _order(self.seed, epoch, count)[places[here] % count]
+            drawn[here] = chances.uniform(self.seed, epoch, found[here], self.rows.chances)
+        return found, drawn
+
+    def drawn(self, rows: Rows, numbers: list[int]) -> chances.Chances:
+        """Random numbers for test data, the same every time: ``[n, chances]``."""
+        return chances.uniform(self.seed, 0, np.array(numbers), rows.chances)
+
+    def read(self, micros: Iterator[Micro], workers: int) -> Iterator[tuple[Micro, Any]]:
+        """``workers`` processes read ahead, or none."""
+        if not workers:
+            for micro in micros:
+                yield micro, _sound(self[micro])
+            return
+        listed = list(micros)
+        # Otherwise torch would draw from its global generator.
+        generator = torch.Generator().manual_seed(self.seed)
+        ahead: DataLoader[Any] = DataLoader(
+            self,
+            batch_size=None,
+            sampler=listed,
+            num_workers=workers,
+            generator=generator,
+            worker_init_fn=_leave_signals,
+        )
+        for micro, batch in zip(listed, ahead, strict=True):
+            yield micro, _sound(batch)
+
+
+def generator(seed: int, step: int, purpose: int) -> torch.Generator:
+    """Of one step, the same whenever it is asked for."""
+    return torch.Generator().manual_seed(number(seed, step, purpose))
+
+
+def number(*keys: int) -> int:
+    """A random one below 2⁶³ that depends on the keys alone."""
+    return int(chances.bits(*keys)[0] >> np.uint64(1))
+
+
+@lru_cache(maxsize=2)  # a batch may begin in one epoch and end in the next
+def _order(seed: int, epoch: int, count: int) -> Any:
+    return chances.order(seed, epoch, count)
+
+
+def _sound(batch: Any) -> Any:
+    if isinstance(batch, NatgradError):
+        raise batch
+    return batch
+
+
+def _leave_signals(worker: int) -> None:
+    """Ctrl-C goes to all processes of a terminal; the one that trains ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,169 @@
+"""What a data set, a network and a loss make together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natgrad import data
+from natgrad.data.rows import Rows, Split
+from natgrad.errors import SettingError
+from natgrad.train import networks
+from natgrad.train.networks import About
+from natgrad.train.objectives import Classes, Objective, Pixels, Reconstruction, Tokens
+from natgrad.train.settings import Settings
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Task:
+    """``train`` and ``test`` data, what the network knows ``about`` them, and the objective."""
+
+    settings: Settings
+    train: Rows
+    test: Rows
+    about: About
+    objective: Objective
+
+    def network(self) -> nn.Module:
+        """With weights by the seed, in the precision in which they are kept."""
+        torch.manual_seed(self.settings.seed)
+        model = networks.build(self.settings, self.about)
+        return model.to(PRECISIONS[self.settings.precision])
+
+    def prepared(self, batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Inputs and targets as network and objective take them."""
+        inputs, targets = (one.to(device, non_blocking=True) for one in batch)
+        if inputs.is_floating_point():
+            inputs = inputs.to(PRECISIONS[self.settings.precision])
+        if self.settings.loss == "reconstruction":
+            return inputs, inputs.flatten(1)
+        if self.settings.loss == "pixels":
+            return inputs, targets.unsqueeze(1).to(inputs.dtype)
+        return inputs, targets
+
+
+def task(settings: Settings) -> Task:
+    """Finds the data, and refuses what does not fit together."""
+    _check(settings)
+    train, test = READERS[settings.data](settings)
+    about = _about(settings, train)
+    return Task(settings, train, test, about, _objective(settings, about, train))
+
+
+def _check(settings: Settings) -> None:
+    """Before data are read, which may take long."""
+    name, loss = settings.data, settings.loss
+    kind = "tokens" if name in TEXTS else "pixels" if name == "membrane" else "classes"
+    allowed = {
+        "tokens": (TEXTS.get(name, ""),),
+        "pixels": ("pixels", "reconstruction"),
+        "classes": ("cross-entropy", "reconstruction"),
+    }[kind]
+    if loss not in allowed:
+        raise SettingError(
+            f"The data {name} go with loss {' or '.join(allowed)} but the loss is {loss}: name "
+            "that, or other data."
+        )
+    if settings.erasing and kind == "tokens":
+        raise SettingError(
+            f"erasing is for images but the data {name} are text: leave it out, or name other data."
+        )
+    if settings.augment and name not in AUGMENTED:
+        raise SettingError(
+            f"augment is for the data {', '.join(AUGMENTED)} but they are {name}: leave it out "
+            "(imagenet and membrane are always cut at random)."
+        )
+    if settings.image and name not in ("imagenet", "membrane"):
+        raise SettingError(
+            f"image sets the size of images of imagenet and membrane but the data are {name}: "
+            "leave it out."
+        )
+    if settings.folder and name == "digits":
+        raise SettingError(
+            "folder is where data are, but digits come with scikit-learn: leave it out."
+        )
+
+
+TEXTS = {"shakespeare": "tokens", "wikitext2": "masked-tokens"}  # and their losses
+AUGMENTED = ("mnist", "fashion-mnist", "cifar10")
+
+
+def _images(read: Callable[[Settings], Split[Any]]) -> Callable[[Settings], tuple[Rows, Rows]]:
+    def reader(settings: Settings) -> tuple[Rows, Rows]:
+        train, test = read(settings)
+        if settings.loss == "reconstruction":
+            train, test = train.unit(), test.unit()
+        if settings.augment:
+            shift = data.Shift(padding=2, flip=False)  # a mirrored digit is no digit
+            train = train.augmented(data.Shift() if settings.data == "cifar10" else shift)
+        return train, test
+
+    return reader
+
+
+def _imagenet(settings: Settings) -> tuple[Rows, Rows]:
+    size = settings.image or 224
+    crop = data.Squeeze(side=round(size * 256 / 224), size=size)
+    return data.image_folder(settings.folder or "imagenet", crop)
+
+
+def _membrane(settings: Settings) -> tuple[Rows, Rows]:
+    size = settings.image or 256
+    if settings.folder:
+        return data.segmentation_folder(settings.folder, size=size)
+    return data.membrane(size=size)
+
+
+def _shakespeare(settings: Settings) -> tuple[Rows, Rows]:
+    text = data.tinyshakespeare(settings.folder or None)
+    return data.characters(text, settings.context)
+
+
+def _wikitext2(settings: Settings) -> tuple[Rows, Rows]:
+    text = data.wikitext2(settings.folder or None)
+    return data.masked_words(text, length=settings.context)
+
+
+READERS: dict[str, Callable[[Settings], tuple[Rows, Rows]]] = {
+    "digits": _images(lambda s: data.digits()),
+    "mnist": _images(lambda s: data.mnist(s.folder or None)),
+    "fashion-mnist": _images(lambda s: data.fashion_mnist(s.folder or None)),
+    "cifar10": _images(lambda s: data.cifar10(s.folder or None)),
+    "imagenet": _imagenet,
+    "membrane": _membrane,
+    "shakespeare": _shakespeare,
+    "wikitext2": _wikitext2,
+}
+
+
+def _about(settings: Settings, train: Rows) -> About:
+    if isinstance(train, data.Characters):
+        return About(vocabulary=len(train.vocabulary))
+    if isinstance(train, data.MaskedWords):
+        return About(vocabulary=len(train.words.vocabulary))
+    if isinstance(train, data.Images):
+        channels, height, width = train.images.shape[1:]
+        return About((channels, height, width), len(train.classes))
+    if isinstance(train, data.Segmentation):
+        size = settings.image or 256
+        return About((3 if train.colour else 1, size, size), train.classes)
+    assert isinstance(train, data.ImageFolder)
+    size = settings.image or 224
+    return About((3, size, size), len(train.classes))
+
+
+def _objective(settings: Settings, about: About, train: Rows) -> Objective:
+    match settings.loss:
+        case "cross-entropy":
+            return Classes(about.classes, settings.label_smoothing)
+        case "reconstruction":
+            return Reconstruction()
+        case "pixels":
+            assert about.image is not None
+            return Pixels(about.image[1] * about.image[2])
+    guessed = train.guessed if isinstance(train, data.MaskedWords) else settings.context
+    return Tokens(guessed)

@@ -1,0 +1,166 @@
+"""All that a run is made of, and what it does in a step."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from natgrad.comm import Communicator
+from natgrad.errors import CheckpointError, SettingError
+from natgrad.schemes import WeightRescaling, normalized_layers
+from natgrad.train import optimizers
+from natgrad.train.mixing import DROPOUT, Mixing
+from natgrad.train.settings import Settings
+from natgrad.train.stream import Cut, Micro, Stream, number
+from natgrad.train.tasks import task
+
+EVALUATED = 256  # samples at once, where nothing else is said
+
+Batches = list[tuple[Micro, Any]]
+
+
+class Training:
+    """Made on all ranks alike; ``steps`` is the length of the run."""
+
+    def __init__(self, settings: Settings, comm: Communicator, device: torch.device) -> None:
+        self.settings, self.comm, self.device = settings, comm, device
+        self.cut = _cut(settings, comm)
+        self.task = task(settings)
+        self.objective = self.task.objective
+        self.steps_per_epoch = len(self.task.train) / settings.batch_size
+        self.steps = settings.steps or ceil(settings.epochs * self.steps_per_epoch - 1e-9)
+        self.network = self.task.network().to(device)
+        self.model: nn.Module = self.network
+        if comm.size > 1:
+            devices = None if device.type == "cpu" else [device]
+            self.model = DistributedDataParallel(self.network, device_ids=devices)
+        self.lr = optimizers.rate(settings, self.steps_per_epoch, self.steps)
+        self.optimizer = optimizers.optimizer(settings, self.network, self.lr)
+        self.kfac = optimizers.preconditioner(settings, self.model, self.optimizer, self.objective)
+        self.stream = Stream(self.task.train, settings.batch_size, settings.seed)
+        self.rescaling = self._rescaling() if settings.rescaling else None
+        self.mixing = Mixing(settings, self.task.about.classes)
+
+    def batches(self, start: int) -> Iterator[tuple[int, Batches]]:
+        """Every step from ``start`` on with what this rank reads for it."""
+        micros = chain.from_iterable(map(self.cut.micros, range(start, self.steps)))
+        reading = self.stream.read(micros, self.settings.workers)
+        for step in range(start, self.steps):
+            yield step, [next(reading) for _ in self.cut.micros(step)]
+
+    def step(self, step: int, batches: Batches) -> Tensor:
+        """Train on all micro-batches of this rank (O24). Returns its mean loss, ``[]``."""
+        optimizers.set_rate(self.settings, self.optimizer, self.lr, step)
+        torch.manual_seed(number(self.settings.seed, step, DROPOUT, self.comm.rank))
+        self.model.train()
+        self.optimizer.zero_grad()
+        share = sum(len(micro) for micro, _ in batches)
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        for micro, batch in batches:
+            # Gradients and curvature leave a rank only in the last of its passes.
+            last = micro is batches[-1][0]
+            with nullcontext() if last else self._no_sync():
+                loss = self._loss(micro, batch) * (len(micro) / share)
+                loss.backward()
+            total += loss.detach()
+        if self.kfac is not None:
+            self.kfac.step()
+        self.optimizer.step()
+        if self.rescaling is not None:
+            self.rescaling.step()
+        return total
+
+    def _loss(self, micro: Micro, batch: Any) -> Tensor:
+        inputs, targets = self.task.prepared(batch, self.device)
+        inputs, targets = self.mixing(micro, inputs, targets)
+        with self._autocast():
+            output = self.model(inputs)
+        if self.kfac is not None:
+            self.kfac.observe(output, None if targets.is_floating_point() else targets)
+        return self.objective.loss(output, targets)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Metrics over all test data, of which each rank takes a share; the same on all ranks."""
+        self.network.eval()
+        count, comm = len(self.task.test), self.comm
+        rows = list(range(count * comm.rank // comm.size, count * (comm.rank + 1) // comm.size))
+        at_once = min(self.settings.micro_batch or EVALUATED, EVALUATED)
+        sums: dict[str, float] = {}
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            drawn = self.stream.drawn(self.task.test, some)
+            batch = self.task.test.take(some, drawn)
+            inputs, targets = self.task.prepared(batch, self.device)
+            with self._autocast():
+                output = self.network(inputs)
+            for name, value in self.objective.sums(output, targets).items():
+                sums[name] = sums.get(name, 0.0) + value
+        total: dict[str, float] = {}
+        for one in comm.gather(sums):
+            for name, value in one.items():
+                total[name] = total.get(name, 0.0) + value
+        return self.objective.metrics(total)
+
+    def mean(self, loss: Tensor) -> float:
+        """Of all ranks."""
+        summed = self.comm.total(loss.reshape(1), "loss").wait()
+        return float(summed) / self.comm.size
+
+    def any(self, number: int) -> int:
+        """The largest of all ranks' numbers, none of which is below 0."""
+        if self.comm.size == 1:
+            return number
+        # Mostly all are 0, which a sum finds out faster than messages of any kind.
+        if not int(self.comm.total(torch.tensor([number], device=self.device), "stop").wait()):
+            return 0
+        return max(self.comm.gather(number))
+
+    def state(self) -> dict[str, Any]:
+        """All that cannot be derived from the settings and the number of steps. Collective."""
+        return {
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "kfac": None if self.kfac is None else self.kfac.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any], shares: list[Any]) -> None:
+        if (state["kfac"] is None) != (self.kfac is None):
+            raise CheckpointError(
+                f"The checkpoint was written {'without' if state['kfac'] is None else 'with'} "
+                "K-FAC but the run is not: go on with the same settings."
+            )
+        self.network.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.kfac is not None:
+            self.kfac.load_state_dict(state["kfac"])
+        self.mixing.load_state_dict([piece for share in shares for piece in share])
+
+    def _no_sync(self) -> Any:
+        if isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        return nullcontext()
+
+    def _autocast(self) -> Any:
+        wanted = self.settings.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=wanted)
+
+    def _rescaling(self) -> WeightRescaling:
+        some = self.task.test.take([0], self.stream.drawn(self.task.test, [0]))
+        inputs, _ = self.task.prepared(some, self.device)
+        return WeightRescaling(normalized_layers(self.network, inputs).values())
+
+
+def _cut(settings: Settings, comm: Communicator) -> Cut:
+    if settings.batch_size % comm.size:
+        raise SettingError(
+            f"batch_size is {settings.batch_size} but {comm.size} processes must divide it: pass "
+            "another number of samples, or of processes."
+        )
+    share = settings.batch_size // comm.size
+    return Cut(settings.batch_size, comm.rank, comm.size, settings.micro_batch or share)

@@ -1,0 +1,150 @@
+"""Data by name, from files and from functions."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from natgrad.cli.datasets import Wanted, find
+from natgrad.cli.networks import Network
+from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, SquareLoss
+from natgrad.errors import SettingError
+from unit.cli import curved
+
+MLP = nn.Sequential(nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
+IMAGES = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10))
+
+
+def wanted(samples=None, batch_size=None, seed=0, shape=None, dtype=torch.float32, device="cpu"):
+    return Wanted(samples, batch_size, seed, shape, dtype, torch.device(device))
+
+
+def data(name, model=MLP, loss=None, sample=None, **options):
+    network = Network("some:network", lambda: model, sample)
+    return find(name, network, model, loss or CrossEntropy(), wanted(**options))
+
+
+def test_digits_in_the_shape_that_the_model_takes():
+    ((flat, labels),) = data("digits")
+    assert flat.shape == (1797, 64)
+    assert labels.shape == (1797,)
+    assert 0 <= float(flat.min()) < float(flat.max()) == 1
+    ((images, _),) = data("digits", IMAGES)
+    assert images.shape == (1797, 1, 8, 8)
+    assert torch.equal(images.flatten(1), flat)
+
+
+def test_digits_in_the_model_s_dtype():
+    ((x, _),) = data("digits", nn.Linear(64, 10).double(), dtype=torch.float64)
+    assert x.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["digits", "random"])
+@pytest.mark.parametrize("loss", [CrossEntropy(), SquareLoss()], ids=["classes", "square"])
+def test_data_are_where_the_model_is(name, loss):
+    model = nn.Linear(64, 10, device="meta")
+    ((x, y),) = data(name, model, loss, sample=(64,), device="meta")
+    assert x.device.type == y.device.type == "meta"
+
+
+def test_some_of_them_in_batches():
+    batches = data("digits", samples=100, batch_size=30, seed=1)
+    assert [len(x) for x, _ in batches] == [30, 30, 30, 10]
+    chosen = torch.cat([x for x, _ in batches])
+    ((everything, labels),) = data("digits")
+    where = [int((everything == x).all(1).nonzero()[0]) for x in chosen]
+    assert len(set(where)) == 100
+    assert max(where) > 200  # not the first ones
+    assert torch.equal(torch.cat([y for _, y in batches]), labels[where])
+    other = torch.cat([x for x, _ in data("digits", samples=100, seed=2)])
+    assert not torch.equal(chosen, other)
+
+
+def test_a_model_that_takes_no_digits():
+    with pytest.raises(SettingError) as error:
+        data("digits", nn.Linear(5, 10))
+    assert str(error.value).startswith(
+        "The model takes neither images of shape [1, 8, 8] nor rows of 64 numbers, which the "
+        "digits are ("
+    )
+    assert str(error.value).endswith("): name a model for them, such as small-cnn, or other data.")
+    assert "\n" not in str(error.value)
+
+
+def test_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SettingError, match=r"scikit-learn, which is not installed: pip install"):
+        data("digits")
+
+
+@pytest.mark.parametrize(
+    ("loss", "check"),
+    [
+        (CrossEntropy(), lambda y: y.shape == (7,) and y.dtype == torch.int64 and y.max() < 10),
+        (SquareLoss(), lambda y: y.shape == (7, 10) and y.is_floating_point()),
+        (BinaryCrossEntropy(), lambda y: y.shape == (7, 10) and set(y.unique().tolist()) == {0, 1}),
+    ],
+    ids=["classes", "square", "binary"],
+)
+def test_random_targets_are_those_of_the_loss(loss, check):
+    ((x, y),) = data("random", loss=loss, sample=(64,), samples=7)
+    assert x.shape == (7, 64)
+    assert check(y)
+
+
+def test_random_pixels():
+    ((_, y),) = data("random", nn.Conv2d(1, 4, 1), sample=(1, 3, 3), samples=2)
+    assert y.shape == (2, 3, 3)
+    assert int(y.max()) <= 3
+
+
+def test_random_data_have_a_seed_and_a_size():
+    ((x, _),) = data("random", sample=(64,))
+    assert len(x) == 64
+    assert torch.equal(x, data("random", sample=(64,))[0][0])
+    assert not torch.equal(x, data("random", sample=(64,), seed=1)[0][0])
+    ((x, _),) = data("random", nn.Linear(5, 2), sample=(64,), shape=(5,))
+    assert x.shape == (64, 5)
+
+
+def test_a_model_that_takes_other_random_inputs():
+    with pytest.raises(
+        SettingError, match=r"^The model does not take inputs of shape \[3\] \(.*\)"
+    ):
+        data("random", shape=(3,))
+
+
+def test_a_model_without_one_output():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    with pytest.raises(SettingError, match="Random targets need a model that returns one tensor"):
+        data("random", Pair(), shape=(3,))
+
+
+def test_a_file_in_the_model_s_dtype(tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez(file, x=np.ones((4, 64)), y=np.array([1, 2, 3, 4], dtype=np.int32))
+    batches = data(str(file), batch_size=3)
+    assert [x.dtype for x, _ in batches] == [torch.float32] * 2
+    assert [y.tolist() for _, y in batches] == [[1, 2, 3], [4]]
+    assert batches[0][1].dtype == torch.int64
+
+
+def test_what_a_function_returns_is_left_alone():
+    found = data("unit.cli.curved:separable", samples=3)
+    assert [len(x) for x, _ in found] == [len(x) for x, _ in curved.separable()]
+
+
+def test_what_is_no_function():
+    with pytest.raises(SettingError) as error:
+        data("unit.cli.curved:NUMBER")
+    assert str(error.value) == (
+        "DATA 'unit.cli.curved:NUMBER' is of type int but must be a function that returns batches "
+        "(inputs, targets): name one as module:function."
+    )
+    with pytest.raises(SettingError, match=r"^DATA 'unit\.cli\.curved:nothing' cannot be imported"):
+        data("unit.cli.curved:nothing")

@@ -1,0 +1,86 @@
+"""How pictures become files."""
+
+import sys
+
+import pytest
+
+from natgrad.errors import SettingError
+from natgrad.report import canvas
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+def test_the_ending_says_what_a_picture_becomes(tmp_path, name, start):
+    pytest.importorskip("matplotlib")
+    with canvas.figure(2, 1, tmp_path / name) as made:
+        made.subplots().set_title("letters")
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_the_same_picture_is_the_same_file(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("a.svg", "b.svg"):
+        with canvas.figure(2, 1, tmp_path / name) as made:
+            made.subplots().plot([1, 2])
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert text == (tmp_path / "b.svg").read_text(encoding="utf-8")
+    assert "<date>" not in text
+
+
+def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    with canvas.figure(2, 1, None) as made:
+        made.subplots()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_ending():
+    with pytest.raises(SettingError) as error:
+        canvas.check("picture.bmp")
+    assert str(error.value) == (
+        "A picture cannot be written to 'picture.bmp', whose ending says nothing: name a file that "
+        "ends in .png, .svg or .pdf."
+    )
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    path = tmp_path / "nowhere" / "a.png"
+    with pytest.raises(SettingError) as error:
+        canvas.check(path)
+    assert str(error.value) == (
+        f"A picture cannot be written to {str(path)!r}, as there is no folder "
+        f"{str(path.parent)!r}: make it, or name a file elsewhere."
+    )
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with (
+        pytest.raises(
+            SettingError,
+            match=r"^Pictures need matplotlib, which is not installed: "
+            r"pip install 'natgrad\[report\]'\.$",
+        ),
+        canvas.figure(1, 1, None),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"), [(1, (1, 1)), (4, (1, 4)), (5, (2, 3)), (6, (2, 3)), (9, (3, 3))]
+)
+def test_panels_stand_in_rows(count, shape):
+    pytest.importorskip("matplotlib")
+    assert canvas.shape(count) == shape
+    with canvas.figure(2, 2, None) as made:
+        row = canvas.panels(made, count)
+    assert len(row) == count
+    assert all(axes.axison for axes in row)
+    assert sum(not axes.axison for axes in made.axes) == shape[0] * shape[1] - count
+
+
+def test_long_names_keep_their_end():
+    assert canvas.short("conv1") == "conv1"
+    assert canvas.short("encoder.layers.11.attention.output") == "…ers.11.attention.output"

@@ -1,0 +1,145 @@
+"""Each preset builds its network, optimizer and schedule; large ones without weights."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from natgrad.errors import SettingError
+from natgrad.schemes import LAMB, LARGE_BATCH, DisplacementMomentum
+from natgrad.train import PRESETS, networks, optimizers, preset
+from natgrad.train.networks import About
+from natgrad.train.objectives import Classes
+
+ABOUT = {
+    "digits": About((1, 8, 8), 10),
+    "mnist": About((1, 28, 28), 10),
+    "fashion-mnist": About((1, 28, 28), 10),
+    "cifar10": About((3, 32, 32), 10),
+    "imagenet": About((3, 224, 224), 1000),
+    "membrane": About((1, 256, 256), 2),
+    "shakespeare": About(vocabulary=65),
+    "wikitext2": About(vocabulary=8192),
+}
+SIZES = {
+    "cifar10-resnet32": 464_154,
+    "imagenet-resnet50": 25_557_032,
+    "gpt-shakespeare": (65 + 128) * 128 + 4 * (12 * 128**2 + 13 * 128) + 2 * 128,
+    "digits-autoencoder": 2 * (64 * 128 + 128 * 64 + 64 * 32 + 32 * 12)
+    + (128 + 64 + 32 + 12 + 32 + 64 + 128 + 64),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_it_builds(name):
+    settings = PRESETS[name].settings
+    if settings.network == "bert":
+        pytest.importorskip("transformers")
+    about = ABOUT[settings.data]
+    with torch.device("meta"):
+        model = networks.build(settings, about)
+        if about.vocabulary:
+            inputs = torch.zeros(2, settings.context, dtype=torch.int64)
+        else:
+            inputs = torch.zeros(2, *about.image)
+        output = model(inputs)
+    expected = {
+        "cross-entropy": (2, about.classes),
+        "reconstruction": (2, math.prod(about.image or ())),
+        "pixels": (2, 1, *(about.image or ())[1:]),
+    }.get(settings.loss, (2, settings.context, about.vocabulary))
+    assert output.shape == expected
+    if name in SIZES:
+        assert sum(p.numel() for p in model.parameters()) == SIZES[name]
+    lr = optimizers.rate(settings, 100.0, 10_000)
+    made = optimizers.optimizer(settings, model, lr)
+    optimizers.set_rate(settings, made, lr, 0)
+    assert 0 < lr(0) <= settings.lr
+    assert optimizers.preconditioner(settings, model, made, Classes(10)) is not None
+
+
+@pytest.mark.parametrize("row", LARGE_BATCH, ids=lambda row: str(row.batch))
+def test_large_batches_are_those_of_the_table(row):
+    """The schedules are the objects that the table's own methods make (O23)."""
+    settings = preset(f"imagenet-resnet50-bs{row.batch}")
+    rate = optimizers.rate(settings, row.steps_per_epoch(), row.steps())
+    assert [rate(t) for t in range(0, row.steps(), 50)] == pytest.approx(
+        [row.lr_schedule()(t) for t in range(0, row.steps(), 50)]
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    made = optimizers.optimizer(settings, model, rate)
+    assert isinstance(made, DisplacementMomentum)
+    optimizers.set_rate(settings, made, rate, 200)
+    model(torch.zeros(1, 2)).sum().backward()
+    made.step()
+    assert made.param_groups[0]["displacement_momentum"] == pytest.approx(
+        row.momentum_schedule()(200)
+    )
+    kfac = optimizers.preconditioner(settings, model, made, Classes(2))
+    for step in (0, 7, 100):
+        now = kfac.settings.at(step)
+        assert now.damping == pytest.approx(row.damping_schedule()(step))
+        assert (now.norm_damping, now.kl_clip) == (row.norm_damping, None)
+    assert (settings.mixup, settings.epochs) == (row.mixup_alpha, row.epochs)
+
+
+def test_values_are_replaced():
+    settings = preset("digits-cnn", steps=7, optimizer="lamb", lr=1e-3)
+    assert (settings.steps, settings.data) == (7, "digits")
+    model = torch.nn.Linear(2, 2)
+    assert isinstance(optimizers.optimizer(settings, model, lambda step: 1e-3), LAMB)
+
+
+def test_an_unknown_one():
+    with pytest.raises(SettingError, match="There is no preset 'mnst': name one of digits-cnn, "):
+        preset("mnst")
+
+
+def test_bert_without_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SettingError) as error:
+        networks.build(preset("bert-phase2"), About(vocabulary=10))
+    assert str(error.value) == (
+        "network bert needs transformers, which is not installed: pip install 'natgrad[train]'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "data", "message"),
+    [
+        (
+            {"network": "gpt"},
+            "digits",
+            "network gpt takes tokens but the data digits are images: name another network, or "
+            "other data.",
+        ),
+        (
+            {"network": "resnet20"},
+            "digits",
+            "network resnet20 takes images of 3 channels but those of digits have 1: name another "
+            "network, or other data.",
+        ),
+        (
+            {"network": "autoencoder"},
+            "digits",
+            "network autoencoder and loss cross-entropy do not go together: an autoencoder has "
+            "loss reconstruction, and it alone.",
+        ),
+        (
+            {"network": "unet"},
+            "digits",
+            "network unet and loss cross-entropy do not go together: a unet has loss pixels, and "
+            "it alone.",
+        ),
+        (
+            {"network": "gpt", "data": "wikitext2", "loss": "masked-tokens"},
+            "wikitext2",
+            "network gpt and loss masked-tokens do not go together: pass loss tokens.",
+        ),
+    ],
+)
+def test_networks_that_do_not_fit(values, data, message):
+    with pytest.raises(SettingError) as error:
+        networks.build(preset("digits-cnn", **values), ABOUT[data])
+    assert str(error.value) == message

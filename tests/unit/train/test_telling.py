@@ -1,0 +1,106 @@
+"""What a run says: lines of progress, the log, and TensorBoard where it is installed."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from natgrad.errors import CheckpointError
+from natgrad.train import progress
+from natgrad.train.logs import Log, read
+
+VALUES = {"loss": 0.12345, "lr": 0.1, "seconds": 0.0123, "share": 0.181, "accuracy": 0.975}
+
+
+def test_the_line():
+    assert progress.line(VALUES) == "loss 0.1235, 12.3 ms a step, K-FAC 18%, accuracy 97.5%"
+
+
+def test_plain_lines_are_few():
+    said = []
+    plain = progress.Plain(said.append)
+    plain.start(0, 200)
+    for step in range(1, 201):
+        plain.step(step, {"loss": 1.0})
+    plain.tested(200, {"loss": 0.5, "dice": 0.9})
+    plain.end()
+    assert len(said) == 21
+    assert said[0] == "step 10 of 200: loss 1"
+    assert said[-1] == "step 200 of 200: test loss 0.5, dice 90.0%"
+
+
+def test_a_terminal_gets_a_bar(monkeypatch, capsys):
+    assert isinstance(progress.shown(print), progress.Plain)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = progress.shown(print)
+    assert isinstance(bar, progress.Bar)
+    bar.start(3, 10)
+    bar.step(4, VALUES)
+    bar.tested(4, {"accuracy": 0.5})
+    bar.end()
+    assert "step 4: test accuracy 50.0%" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    assert isinstance(progress.shown(print), progress.Plain)
+
+
+def test_the_log_is_lines_of_json(tmp_path):
+    log = Log(tmp_path, 0)
+    log("train", 1, {"loss": 0.5})
+    log("test", 1, {"accuracy": 0.25})
+    log.close()
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == read(tmp_path)
+    assert read(tmp_path)[1] == {"kind": "test", "step": 1, "accuracy": 0.25}
+
+
+def test_a_log_on_a_full_disk(tmp_path):
+    log = Log(tmp_path, 0)
+    log._file.close()
+    with open("/dev/full", "w") as full:
+        log._file = full
+        with pytest.raises(CheckpointError) as error:
+            log("train", 1, {"loss": 0.5})
+        assert str(error.value) == (
+            f"The log {tmp_path / 'log.jsonl'} could not be written (No space left on device), "
+            "checkpoints are intact: make room, or name another folder with --out."
+        )
+        log._file = open(tmp_path / "log.jsonl")  # noqa: SIM115
+        with pytest.raises(OSError, match="No space left"):
+            full.close()
+    log.close()
+
+
+def test_tensorboard_gets_the_same(tmp_path, monkeypatch):
+    told = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            told.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            told.append((name, value, step))
+
+        def close(self):
+            told.append("closed")
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    log = Log(tmp_path, 4)
+    log("train", 5, {"loss": 0.5, "lr": 0.1})
+    log.close()
+    assert told == [
+        (tmp_path / "tensorboard", 5),
+        ("train/loss", 0.5, 5),
+        ("train/lr", 0.1, 5),
+        "closed",
+    ]
+
+
+def test_without_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    log = Log(tmp_path, 0)
+    log("train", 1, {"loss": 0.5})
+    log.close()
+    assert len(read(tmp_path)) == 1
