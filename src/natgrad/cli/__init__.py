@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from natgrad.errors import NatgradError
+from natgrad.errors import CoverageError, NatgradError, SettingError
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run a command, by default that of the process; ends with its exit code."""
+    """Run a command, by default that of the process; ends with its exit code: 2 for what was asked
+    wrongly, 1 for what went wrong."""
     try:
         from natgrad.cli.main import app
     except ModuleNotFoundError as error:
@@ -20,4 +21,5 @@ def run(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="natgrad")
     except NatgradError as error:
-        sys.exit(f"natgrad: {error}")
+        print(f"natgrad: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, SettingError | CoverageError) else 1)

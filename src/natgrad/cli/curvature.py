@@ -11,7 +11,7 @@ from torch import nn
 from natgrad.cli import checkpoints, datasets, matrices, measured, networks, options, progress
 from natgrad.cli.findings import Findings, Wanted
 from natgrad.cli.matrices import MatrixName, StructureName
-from natgrad.errors import NatgradError, SettingError
+from natgrad.errors import SettingError
 from natgrad.operators import Problem
 from natgrad.report import canvas
 from natgrad.tables import Table
@@ -78,45 +78,41 @@ def curvature(
 
     natgrad curvature small-cnn digits --matrix hessian,ggn --measures all --plots pictures
     """
-    try:
-        wanted = Wanted(
-            matrices.words(matrix, MatrixName, "--matrix"),
-            matrices.words(structure, StructureName, "--structure"),
-            measured.chosen(measures),
-            eigenvalues,
-            damping,
-            draws,
-            seed,
-        )
-        _check_files(plots, file)
-        found = networks.find(network)
-        model = build(found, checkpoint, double=double, seed=seed)
-        like = next(model.parameters(), torch.empty(0))
-        shape = None if sample is None else options.shape(sample)
-        criterion = matrices.loss(loss)
-        read = datasets.Wanted(samples, batch_size, seed, shape, like.dtype, like.device)
-        batches = datasets.find(data, found, model, criterion, read)
-        with progress.status("Looking at the model and the data"):
-            some = None if parameters is None else [one.strip() for one in parameters.split(",")]
-            problem = Problem(model, criterion, batches, parameters=some, progress=False)
-        findings = Findings(problem, wanted, f"{network} on {data}")
-        if quality:
-            findings.check_quality(target_accuracy)
-        for table in findings.tables():
+    wanted = Wanted(
+        matrices.words(matrix, MatrixName, "--matrix"),
+        matrices.words(structure, StructureName, "--structure"),
+        measured.chosen(measures),
+        eigenvalues,
+        damping,
+        draws,
+        seed,
+    )
+    _check_files(plots, file)
+    found = networks.find(network)
+    model = build(found, checkpoint, double=double, seed=seed)
+    like = next(model.parameters(), torch.empty(0))
+    shape = None if sample is None else options.shape(sample)
+    criterion = matrices.loss(loss)
+    read = datasets.Wanted(samples, batch_size, seed, shape, like.dtype, like.device)
+    batches = datasets.find(data, found, model, criterion, read)
+    with progress.status("Looking at the model and the data"):
+        some = None if parameters is None else [one.strip() for one in parameters.split(",")]
+        problem = Problem(model, criterion, batches, parameters=some, progress=False)
+    findings = Findings(problem, wanted, f"{network} on {data}")
+    if quality:
+        findings.check_quality(target_accuracy)
+    for table in findings.tables():
+        _say(table)
+    if plots is not None:
+        findings.draw(plots)
+    if quality:
+        for table in findings.compare(target_accuracy, plots):
             _say(table)
-        if plots is not None:
-            findings.draw(plots)
-        if quality:
-            for table in findings.compare(target_accuracy, plots):
-                _say(table)
-        if plots is not None:
-            typer.echo(f"The pictures are in {plots}: {', '.join(findings.drawn)}.")
-        if file is not None:
-            file.write_text(json.dumps(findings.numbers, indent=1), encoding="utf-8")
-            typer.echo(f"All numbers are in {file}.")
-    except NatgradError as error:
-        typer.echo(f"natgrad: {error}", err=True)
-        raise typer.Exit(2) from None
+    if plots is not None:
+        typer.echo(f"The pictures are in {plots}: {', '.join(findings.drawn)}.")
+    if file is not None:
+        file.write_text(json.dumps(findings.numbers, indent=1), encoding="utf-8")
+        typer.echo(f"All numbers are in {file}.")
 
 
 def build(

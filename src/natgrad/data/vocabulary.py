@@ -29,7 +29,7 @@ def build_vocabulary(
             f"size is {size} but the special pieces and the characters alone are {size - room}: "
             "pass at least that, or fewer characters."
         )
-    merged = _merged(cuts, counts, room, set(single))
+    merged = _merged(cuts, counts, room)
     return WordPiece((*SPECIAL, *single, *merged), lower=lower)
 
 
@@ -50,9 +50,7 @@ def _joined(pair: Pair) -> str:
     return pair[0] + pair[1].removeprefix("##")
 
 
-def _merged(
-    cuts: dict[str, list[str]], counts: Counter[str], most: int, known: set[str]
-) -> list[str]:
+def _merged(cuts: dict[str, list[str]], counts: Counter[str], most: int) -> list[str]:
     """Further pieces, the most frequent first; ``cuts`` are changed."""
     frequent: Counter[Pair] = Counter()
     where: defaultdict[Pair, set[str]] = defaultdict(set)
@@ -69,9 +67,7 @@ def _merged(
             continue
         if not count:
             break
-        if (piece := _joined(pair)) not in known:  # two pairs may make the same piece
-            known.add(piece)
-            found.append(piece)
+        found.append(piece := _joined(pair))
         changed = set()
         for word in where.pop(pair):
             pieces = cuts[word]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.errors import SettingError
+from natgrad.measures.swapping import swapped
 from natgrad.operators import Problem
 
 Weights = nn.Module | Mapping[str, Tensor] | None
@@ -17,16 +18,9 @@ Weights = nn.Module | Mapping[str, Tensor] | None
 def moved(problem: Problem, change: Tensor) -> Iterator[None]:
     """The parameters are ``θ + change [P]`` inside, and bit for bit what they were afterwards."""
     own = problem.parameters
-    before = {name: p.detach().clone() for name, p in own.items()}
-    try:
-        with torch.no_grad():
-            for name, d in problem.space.named(change).items():
-                own[name].add_(d.to(own[name].dtype))
+    by_name = problem.space.named(change)
+    with swapped(own, {name: own[name].detach() + d.to(own[name]) for name, d in by_name.items()}):
         yield
-    finally:
-        with torch.no_grad():
-            for name, old in before.items():
-                own[name].copy_(old)
 
 
 def position(problem: Problem) -> Tensor:

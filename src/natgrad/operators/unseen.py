@@ -80,8 +80,8 @@ def _several(problem: Problem) -> Batch:
 
 def _of_last(x: Any, g: Tensor, samples: int) -> tuple[Any, Tensor] | None:
     """Input and gradient of the last sample; ``None`` if the gradient is not that sample's."""
-    fold, rest = divmod(len(g), samples)  # a sample's tokens may lie along the first axis
-    if rest or bool(g[: len(g) - fold].any()):
+    fold = len(g) // samples  # a sample's tokens may lie along the first axis
+    if bool(g[: len(g) - fold].any()):
         return None
     if isinstance(x, Tensor) and len(x) == len(g):
         return x[len(x) - fold :], g[len(g) - fold :]

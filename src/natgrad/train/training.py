@@ -119,7 +119,7 @@ class Training:
         # Mostly all are 0, which a sum finds out faster than messages of any kind.
         if not int(self.comm.total(torch.tensor([number], device=self.device), "stop").wait()):
             return 0
-        return max(self.comm.gather(number))
+        return max(int(one) for one in self.comm.gather(number))
 
     def state(self) -> dict[str, Any]:
         """All that cannot be derived from the settings and the number of steps. Collective."""

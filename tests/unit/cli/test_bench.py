@@ -160,4 +160,4 @@ def test_other_layouts(natgrad, layout, ranks):
 def test_errors(natgrad, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = natgrad("bench", *arguments)
-    assert (said.code, said.err) == (1, f"natgrad: {message}")
+    assert (said.code, said.err) == (2, f"natgrad: {message}\n")

@@ -51,6 +51,8 @@ def test_spoilt_files(small):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     says(DataError, f"{path} is truncated: 21,510 of 21,511 bytes: {GET}", cifar10)
+    path.write_bytes(whole[:-3073])  # of whole records
+    says(DataError, f"{path} is truncated: 18,438 of 21,511 bytes: {GET}", cifar10)
     path.write_bytes(whole + b"x")
     says(DataError, f"{path} is too long: 21,512 of 21,511 bytes: {GET}", cifar10)
     path.write_bytes(b"\x0b" + whole[1:])

@@ -11,11 +11,11 @@ from natgrad.errors import DataError
 from unit.data.drawing import draw, noise
 from unit.data.saying import says
 
-SQUARE = [[2, 1, 7, 1, 7, 4, 2, 4]]
+SQUARE = [[1, 1, 6, 1, 6, 4, 1, 4]]
 
 
 def annotation(number, image=7, **others):
-    about = {"id": number, "image_id": image, "category_id": 18, "bbox": [2, 1, 5, 3]}
+    about = {"id": number, "image_id": image, "category_id": 18, "bbox": [1, 1, 5, 3]}
     return about | {"segmentation": SQUARE, "area": 15.0, "iscrowd": 0} | others
 
 
@@ -59,13 +59,13 @@ def test_targets(made, tmp_path):
     )
     target = targets[0]
     # Left, top, right, bottom, within the image.
-    assert target["boxes"].tolist() == [[2, 1, 7, 4], [6, 0, 9, 6]]
+    assert target["boxes"].tolist() == [[1, 1, 6, 4], [6, 0, 9, 6]]
     assert target["labels"].tolist() == [1, 2]
     assert data.classes == ("background", "dog", "toothbrush")
     assert target["masks"].shape == (2, 6, 9)
     assert target["masks"].dtype == torch.uint8
     assert target["masks"].sum((1, 2)).tolist() == [15, 54]
-    assert bool(target["masks"][0, 1:4, 2:7].all())
+    assert bool(target["masks"][0, 1:4, 1:6].all())
     assert target["area"].tolist() == [15, 54]
     assert target["iscrowd"].tolist() == [0, 0]
     assert int(target["image_id"]) == 7
@@ -93,7 +93,7 @@ def test_mirrored(made):
     data, plain = made(flip=True), made()[0]
     (image,), (target,) = data.take([0], np.array([[0.2]]))
     assert torch.equal(image, plain[0].flip(2))
-    assert target["boxes"].tolist() == [[2, 1, 7, 4], [0, 0, 3, 6]]
+    assert target["boxes"].tolist() == [[3, 1, 8, 4], [0, 0, 3, 6]]
     assert torch.equal(target["masks"], plain[1]["masks"].flip(2))
     assert torch.equal(target["labels"], plain[1]["labels"])
     (image,), (target,) = data.take([0], np.array([[0.7]]))

@@ -313,7 +313,9 @@ def test_a_folder_in_its_place(server, tmp_path):
     assert part_of(path).exists()
 
 
-@pytest.mark.parametrize("mirror", ["file:///etc/", "ftp://x/", "example.org/data", "http:///x"])
+@pytest.mark.parametrize(
+    "mirror", ["file:///etc/", "file://localhost/etc/", "ftp://x/", "example.org/data", "http:///x"]
+)
 def test_addresses(tmp_path, mirror):
     says(
         SettingError,

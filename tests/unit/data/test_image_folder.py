@@ -39,6 +39,7 @@ def test_training_draws_and_judging_does_not(folder):
     it = loader(train, 3, shuffle=True)
     first, second = next(iter(it)), next(iter(it))
     assert not torch.equal(first[0][first[1] == 1], second[0][second[1] == 1])
+    assert (train.chances, test.chances) == (3, 0)
     it = loader(test, 2)
     (x, y), (again, z) = next(iter(it)), next(iter(it))
     assert torch.equal(x[y.argsort()], again[z.argsort()])

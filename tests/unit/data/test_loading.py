@@ -112,6 +112,14 @@ def test_an_epoch_left_early_is_not_gone_on_with():
     assert it.epoch == 2
 
 
+def test_a_state_counts_more_than_what_was_left_early():
+    it = loader(Numbered(20), 5)
+    state = next(iter(it)) and it.state_dict()
+    rest = list(loader(Numbered(20), 5))[1:]
+    it.load_state_dict(state)
+    assert same(it, rest)
+
+
 def test_without_shuffling_all_epochs_are_alike():
     it = loader(Numbered(10), 4, shuffle=False)
     first = list(it)

@@ -141,10 +141,13 @@ def test_any_cut_mixes_and_erases_the_same(ranks, at_once):
     assert_same(mixed(Cut(BATCH, 0, 1, BATCH), 3)[0], mixed(Cut(BATCH, 0, ranks, at_once), 3)[0])
 
 
-def test_mixing_goes_on_with_another_cut():
+@pytest.mark.parametrize(
+    ("before", "after"), [((3, 3), (2, 6)), ((2, 6), (3, 4)), ((1, 12), (4, 2)), ((4, 3), (1, 5))]
+)
+def test_mixing_goes_on_with_another_cut(before, after):
     whole, _ = mixed(Cut(BATCH, 0, 1, BATCH), 4)
-    _, states = mixed(Cut(BATCH, 0, 3, 3), 2)
-    after, _ = mixed(Cut(BATCH, 0, 2, 6), 4, start=2, states=states)
+    _, states = mixed(Cut(BATCH, 0, *before), 2)
+    after, _ = mixed(Cut(BATCH, 0, *after), 4, start=2, states=states)
     assert_same(whole[2:], after)
 
 

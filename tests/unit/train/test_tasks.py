@@ -100,7 +100,9 @@ def test_weights_before_norms_keep_their_norm(monkeypatch):
     monkeypatch.setattr(data, "cifar10", lambda folder: data.Split(some, some))
     training = Training(replace(settings, rescaling=True), Alone(), torch.device("cpu"))
     for step, batches in training.batches(0):
+        training.evaluate()  # which leaves the averages of batch norm alone
         training.step(step, batches)
+    assert training.network[1].num_batches_tracked == 2
     assert training.network[0].weight.norm().item() == pytest.approx((2 * 16) ** 0.5, rel=1e-5)
 
 
