@@ -175,6 +175,7 @@ def test_prints_a_table():
     model, _, x, y = separable()
     found = pac_bayes(model, F.cross_entropy, (x, y), posterior=Isotropic(0.05), samples=2)
     assert found.table().column("value")[2] == f"{found.kl:.4g}"
+    assert found.table().title == "PAC-Bayes"
     assert "McAllester's bound" in str(found)
     assert "400 samples, with probability 0.95" in str(found)
 

@@ -58,7 +58,6 @@ class TestEigenvalues:
         assert found.standard_error > 0
         assert abs(float(found) - float(brute.hessian().trace())) < 4 * found.standard_error
 
-
     @pytest.mark.parametrize("region", [Ball(0.3), AdaptiveBall(0.3, 2)])
     def test_beside_the_rise_in_the_region_asked_for(self, region):
         brute, data = case()

@@ -50,7 +50,10 @@ class Loader:
         (DataLoader(Stream(), batch_size=4), [4, 2]),
         (Loader(), [4, 2]),
     ],
-    ids=str,
+    ids=(
+        "tuple, list, tuple of inputs, mapping, loader of one, list of tuples, list of lists, "
+        "tuple of tuples, list of mappings, DataLoader, streaming DataLoader, iterable"
+    ).split(", "),
 )
 def test_one_batch_or_a_loader_of_them(source, expected):
     for _ in range(2):  # as often as wanted
@@ -92,9 +95,11 @@ class TestCalls:
 
     def test_keywords(self):
         model = nn.Bilinear(2, 2, 3)
-        expected = model(input1=X, input2=2 * X)
-        assert torch.equal(read(({"input2": 2 * X, "input1": X}, Y)).call(model), expected)
-        batch = read({"input2": 2 * X, "labels": Y, "input1": X})
+        other = X.flip(0)
+        expected = model(input1=X, input2=other)
+        assert not torch.equal(model(input1=other, input2=X), expected)
+        assert torch.equal(read(({"input2": other, "input1": X}, Y)).call(model), expected)
+        batch = read({"input2": other, "labels": Y, "input1": X})
         assert torch.equal(batch.call(model), expected)
         assert batch.targets is Y
 

@@ -53,11 +53,10 @@ def test_sizes_are_counted_once():
 def test_what_a_pass_has_counted_is_not_counted_again():
     own, seen = case("classes"), []
     own.model.register_forward_hook(lambda *_: seen.append(1))
-    operator = ops.ggn(own.model, own.loss, own.cut, check=False)
-    operator @ randn(operator.size)
-    before = len(seen)
-    assert (operator.problem.samples, operator.problem.weight) == (N, N)
-    assert len(seen) == before
+    problem = Problem(own.model, own.loss, own.cut, check=False)
+    ops.ggn(problem, structure=Diagonal())
+    assert (problem.samples, problem.weight) == (N, N)
+    assert len(seen) == len(own.cut)
 
 
 def test_a_problem_is_made_once_for_many_matrices():
