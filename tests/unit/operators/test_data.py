@@ -50,10 +50,20 @@ class Loader:
         (DataLoader(Stream(), batch_size=4), [4, 2]),
         (Loader(), [4, 2]),
     ],
-    ids=(
-        "tuple, list, tuple of inputs, mapping, loader of one, list of tuples, list of lists, "
-        "tuple of tuples, list of mappings, DataLoader, streaming DataLoader, iterable"
-    ).split(", "),
+    ids=[
+        "tuple",
+        "list",
+        "tuple of inputs",
+        "mapping",
+        "loader of one",
+        "list of tuples",
+        "list of lists",
+        "tuple of tuples",
+        "list of mappings",
+        "DataLoader",
+        "streaming DataLoader",
+        "iterable",
+    ],
 )
 def test_one_batch_or_a_loader_of_them(source, expected):
     for _ in range(2):  # as often as wanted
