@@ -4,6 +4,8 @@
 class NatgradError(Exception):
     """Base of everything natgrad raises itself."""
 
+    everywhere = False  # whether all ranks are known to raise the same
+
 
 class SettingError(NatgradError, ValueError):
     """A setting is outside of what is allowed."""

@@ -221,3 +221,32 @@ def test_a_model_in_data_parallel(world):
         assert close(g, dense.G @ v)
         assert close(k, dense.kronecker("G", "expand") @ v)
         assert close(gradient, dense.gradient)
+
+
+def uneven_to_the_end(part):
+    """Two ranks, of which the second has no data, or bad ones."""
+    dense = network("mlp")
+    data = [(*dense.inputs, dense.targets)]
+    if dist.get_rank() == 1:
+        data = {"none": [], "bad": [(*dense.inputs, dense.targets[:1])]}[part]
+    try:
+        problem = Problem(dense.model, F.cross_entropy, data)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    v = torch.ones(dense.size, dtype=torch.float64)
+    found = [ops.hessian(problem) @ v, ops.ggn(problem) @ v]
+    found += [ops.ggn(problem, structure=s) @ v for s in (Kronecker(), EKFAC(), Diagonal())]
+    return [problem.gradient(), *found, ops.ggn(problem).eigenvalues(2).values]
+
+
+def test_a_rank_without_data(world):
+    one, two = world.run(uneven_to_the_end, "none", ranks=2)
+    (alone,) = world.run(uneven_to_the_end, "none", ranks=1)
+    for mine, theirs, truth in zip(one, two, alone, strict=True):
+        assert torch.equal(mine, theirs)
+        assert close(mine, truth)
+
+
+def test_bad_data_on_one_rank_are_told_to_all(world):
+    (_, here), (_, there) = world.run(uneven_to_the_end, "bad", ranks=2)
+    assert here == f"Problem could not be made on rank 1: {there}"

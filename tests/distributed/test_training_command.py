@@ -2,18 +2,18 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from natgrad.errors import CheckpointError, SettingError
+from natgrad import data
+from natgrad.comm import Alone
+from natgrad.errors import CheckpointError, DataError, SettingError
 from natgrad.train import loop, train
 from natgrad.train.logs import read
 from natgrad.train.state import Checkpoints
-from natgrad.train.toml import written
+from natgrad.train.training import Training
 from unit.train import runs
 
 pytestmark = pytest.mark.distributed
@@ -60,6 +60,72 @@ def test_two_processes_go_on_bit_for_bit(world, tmp_path):
     world.run(on_ranks, runs.settings(steps=5), tmp_path / "parts", ranks=2)
     world.run(on_ranks, runs.settings(), tmp_path / "parts", True, ranks=2)
     runs.assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def two_folders(folder):
+    """Each rank has its own, and they differ."""
+    import torch.distributed as dist
+
+    with pytest.raises(CheckpointError) as error:
+        on_ranks(runs.settings(), folder / str(dist.get_rank()), True)
+    return str(error.value)
+
+
+def test_ranks_go_on_from_one_step(world, tmp_path):
+    for rank, steps in ((0, 2), (1, 3)):
+        on_ranks(runs.settings(steps=steps), tmp_path / str(rank))
+    for rank, said in enumerate(world.run(two_folders, tmp_path, ranks=2)):
+        assert said == (
+            f"The ranks find checkpoints of different steps in {tmp_path / str(rank)} (2, 3): name "
+            "a folder that all of them reach."
+        )
+
+
+def without_data(folder, missing):
+    """On some of the ranks."""
+    import torch.distributed as dist
+
+    def digits():
+        raise DataError("There are no digits here: bring some.")
+
+    with runs.made_up_digits():
+        if dist.get_rank() in missing:
+            data.digits = digits
+        with pytest.raises(DataError) as error:
+            train(runs.settings(), folder)
+    return str(error.value), error.value.everywhere
+
+
+@pytest.mark.parametrize(("missing", "who"), [((0, 1), ""), ((1,), "rank 1: ")])
+def test_data_that_are_missing_are_missed_by_all(world, tmp_path, missing, who):
+    for said in world.run(without_data, tmp_path, missing, ranks=2):
+        assert said == (f"{who}There are no digits here: bring some.", True)
+
+
+def normed(folder=None):
+    """A network with batch norm; on ranks, or in this process with what they have saved."""
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (64, 3, 8, 8), generator=draw).to(torch.uint8)
+    images[1::2] //= 4  # so that averages differ
+    scale = data.Normalise((0.5,) * 3, (0.25,) * 3)
+    some = data.Images(images, torch.arange(64) % 10, tuple("0123456789"), scale)
+    others = {"data": "cifar10", "network": "resnet8", "steps": 2, "batch_size": 8, "kfac": False}
+    settings = runs.settings(**EXACT, **others)
+    with (
+        runs.made_up_digits(),
+        patch.object(data, "cifar10", lambda folder: data.Split(some, some)),
+    ):
+        if folder is not None:
+            return train(settings, folder).metrics
+        return Training(settings, Alone(), torch.device("cpu"))
+
+
+def test_the_model_that_is_saved_is_tested(world, tmp_path):
+    """Batch norm's averages are those of the first rank."""
+    told = world.run(normed, tmp_path, ranks=2)
+    alone = normed()
+    alone.network.load_state_dict(runs.weights(tmp_path))
+    assert told[0] == told[1] == pytest.approx(alone.evaluate(), rel=1e-9)
 
 
 def uneven(folder):
@@ -141,29 +207,21 @@ def test_a_signal_to_one_rank_stops_all(world, whole, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_torchrun_is_interrupted_and_one_process_goes_on(tmp_path):
     """The command itself, from start to end."""
     pytest.importorskip("sklearn")
-    settings = runs.settings(**EXACT, steps=60)
-    file, folder = tmp_path / "run.toml", tmp_path / "run"
-    file.write_text(written(settings), encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    options = ["-m", "natgrad", "train", "--settings", str(file), "--out", str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, *launcher, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    deadline = time.monotonic() + 200
-    while process.poll() is None and time.monotonic() < deadline and len(read(folder)) < 4:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=100)
+    folder = tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    # Workers get the signal, too.
+    with runs.command(runs.settings(**EXACT, steps=5000, workers=1), folder, *launcher) as process:
+        runs.wait_for(process, folder, 4, 240)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=200)
     stopped = runs.checkpoint(folder)["step"]
-    assert 4 <= stopped < 60, err
-    assert f"Stopped by SIGTERM after step {stopped} of 60" in out
+    assert 4 <= stopped < 5000, err
+    assert f"Stopped by SIGTERM after step {stopped} of 5000" in out, err
+    settings = runs.settings(**EXACT, steps=stopped + 5)
     train(settings, folder, resume=True)
     train(settings, tmp_path / "whole")
     runs.assert_close(tmp_path / "whole", folder, 1e-8)  # rounding grows with the steps

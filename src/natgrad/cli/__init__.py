@@ -1,5 +1,6 @@
 """The command line, `natgrad` or `python -m natgrad`; strings stand for objects here alone."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,5 +22,18 @@ def run(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="natgrad")
     except NatgradError as error:
-        print(f"natgrad: {error}", file=sys.stderr)
+        if said := _said(error):
+            print(said, file=sys.stderr)
         sys.exit(2 if isinstance(error, SettingError | CoverageError) else 1)
+
+
+def rank() -> int:
+    """The rank that torchrun gave this process, 0 also if it did not start it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def _said(error: NatgradError) -> str:
+    """One line; nothing where the first rank says the same."""
+    if not rank():
+        return f"natgrad: {error}"
+    return "" if error.everywhere else f"natgrad: rank {rank()}: {error}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.cli import checkpoints, imports
+from natgrad.cli.loaded import Loaded
 from natgrad.cli.networks import Network
 from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss
-from natgrad.errors import SettingError
+from natgrad.data import digits
+from natgrad.errors import DataError, SettingError
+from natgrad.operators.data import Batch as Call
+from natgrad.operators.data import Data
 
 FILES = (".npz", ".pt", ".pth", ".safetensors")
 Batch = tuple[Tensor, Tensor]
@@ -31,15 +34,23 @@ class Wanted:
 
 
 def find(name: str, network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> Any:
-    """A list of batches, or what the function returned."""
+    """A list of batches, or what the function returned, in the model's dtype."""
     if name == "digits":
         return _cut(*_digits(model, wanted), wanted)
     if name == "random":
         return _cut(*_random(network, model, loss, wanted), wanted)
     if Path(name).suffix in FILES:
-        return _cut(*_typed(*checkpoints.pair(Path(name)), wanted), wanted)
+        inputs, targets = checkpoints.pair(Path(name))
+        if not inputs.is_floating_point() and not _takes_tokens(model):
+            inputs = inputs.to(wanted.dtype)  # such as bytes of images
+        return _cut(*_typed(inputs, targets, wanted), wanted)
     if imports.is_path(name):
-        return _made(imports.function(name, "DATA", "batches (inputs, targets)"), name)
+        made = _made(imports.function(name, "DATA", "batches (inputs, targets)"), name)
+        loaded = Loaded(Data(made), wanted.dtype, wanted.device)
+        if wanted.samples is None and wanted.batch_size is None:
+            return loaded if loaded.differs() else made
+        count = loaded.count(name)
+        return _split(*loaded.take(_chosen(count, wanted)), wanted) if count else made
     raise SettingError(
         f"There are no data {name!r}: name digits, random, a file that ends in "
         f"{', '.join(FILES[:2])}, or a function as module:function."
@@ -58,13 +69,29 @@ def _made(function: Callable[..., Any], name: str) -> Any:
 
 def _cut(inputs: Tensor, targets: Tensor, wanted: Wanted) -> list[Batch]:
     """Into batches; some samples at random if not all are wanted."""
-    count = len(inputs) if wanted.samples is None else min(wanted.samples, len(inputs))
-    if count < len(inputs):
-        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(wanted.seed))
-        chosen = order[:count].sort().values
+    if wanted.samples is not None and wanted.samples < len(inputs):
+        chosen = _chosen(len(inputs), wanted)
         inputs, targets = inputs[chosen], targets[chosen]
-    size = wanted.batch_size or count
+    return _split(inputs, targets, wanted)
+
+
+def _chosen(count: int, wanted: Wanted) -> Tensor:
+    """Which of ``count`` samples, in their order."""
+    if wanted.samples is None or wanted.samples >= count:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(wanted.seed))
+    return order[: wanted.samples].sort().values
+
+
+def _split(inputs: Tensor, targets: Tensor, wanted: Wanted) -> list[Batch]:
+    size = wanted.batch_size or len(inputs)
     return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+
+def _takes_tokens(model: nn.Module) -> bool:
+    """Whether the first layer with weights looks up integers."""
+    layers = (m for m in model.modules() if next(m.parameters(recurse=False), None) is not None)
+    return isinstance(next(layers, None), nn.Embedding | nn.EmbeddingBag)
 
 
 def _typed(inputs: Tensor, targets: Tensor, wanted: Wanted) -> Batch:
@@ -78,22 +105,21 @@ def _typed(inputs: Tensor, targets: Tensor, wanted: Wanted) -> Batch:
 
 
 def _digits(model: nn.Module, wanted: Wanted) -> Batch:
-    """scikit-learn's 1,797 images of 8 x 8, from 0 to 1; flat for a model that takes them so."""
+    """All 1,797 images of 8 x 8, from 0 to 1; flat for a model that takes them so."""
     try:
-        found = import_module("sklearn.datasets").load_digits()
-    except ImportError:
-        raise SettingError(
-            "The digits come with scikit-learn, which is not installed: pip install "
-            "'natgrad[demo]'."
-        ) from None
-    images, labels = _typed(torch.tensor(found.images), torch.tensor(found.target), wanted)
-    images = images.unsqueeze(1) / 16
+        pairs = [part.unit().tensors() for part in digits()]
+    except DataError as error:  # which is for what went wrong, not for what was asked wrongly
+        raise SettingError(str(error)) from None
+    images, labels = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    images, labels = _typed(images, labels, wanted)
     fits, why = [], ""
     for inputs in (images, images.flatten(1)):
         try:
             with torch.no_grad():
-                if model(inputs[:2]).ndim == 2:
+                if Call(inputs[:2], labels[:2], 2).call(model).ndim == 2:
                     fits.append(inputs)
+        except SettingError:  # it took them, and returned no tensor
+            raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             why = f" ({str(error).strip().splitlines()[0]})" if str(error).strip() else ""
     if not fits:

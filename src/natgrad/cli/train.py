@@ -1,7 +1,6 @@
 """`natgrad train`: a run from a preset, a file or flags, which can be interrupted and goes on."""
 
 import inspect
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import Field, asdict, fields
@@ -10,14 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from natgrad.errors import DataError, NatgradError, SettingError
+from natgrad.cli import rank
+from natgrad.comm.torchrun import joined
+from natgrad.errors import SettingError
 from natgrad.tables import Column, Table
 from natgrad.train import toml
 from natgrad.train.loop import SETTINGS, Outcome
 from natgrad.train.loop import train as run
 from natgrad.train.presets import PRESETS, preset
 from natgrad.train.progress import line, shown
-from natgrad.train.settings import FREE, Settings, kind, several
+from natgrad.train.settings import Settings, kind, several
+from natgrad.train.together import together
 
 # Flags that help shows; --flags lists all.
 _TASK = ("data", "network", "mixup", "erasing")
@@ -42,24 +44,35 @@ def main(
     if flags:
         typer.echo(flags_table())
         return
-    settings = chosen(name, file, out, given, resume=resume)
     if show:
+        settings = chosen(name, file, out, given, resume=resume)
         typer.echo(toml.written(settings), nl=False)
         return
-    if out is None:
-        raise SettingError("A run needs a folder for its log and checkpoints: pass --out FOLDER.")
-    outcome = run(settings, out, shown(lambda text: typer.echo(text, err=True)), resume=resume)
-    said = ending(settings, outcome, out)
-    if not _other_rank():
+    with joined() as (comm, _):
+        settings, folder = together(comm, lambda: _asked(name, file, out, given, resume=resume))
+        tell = shown(lambda text: typer.echo(text, err=True))
+        outcome = run(settings, folder, tell, resume=resume)
+    said = ending(settings, outcome, folder)
+    if not rank():
         typer.echo(said)
     if outcome.signal:
         raise typer.Exit(128 + outcome.signal)
+
+
+def _asked(
+    name: str | None, file: Path | None, out: Path | None, given: dict[str, Any], *, resume: bool
+) -> tuple[Settings, Path]:
+    settings = chosen(name, file, out, given, resume=resume)
+    if out is None:
+        raise SettingError("A run needs a folder for its log and checkpoints: pass --out FOLDER.")
+    return settings, out
 
 
 def chosen(
     name: str | None, file: Path | None, out: Path | None, given: dict[str, Any], *, resume: bool
 ) -> Settings:
     """Settings of the preset, the file or the folder's run, with the flags over them."""
+    given = {**given, **_lists(given)}
     if name is not None and file is not None:
         raise SettingError("--preset and --settings are both given: leave one of them out.")
     if resume and out is None:
@@ -76,27 +89,16 @@ def chosen(
             values.pop(other, None)
     asked = {**values, **given}
     if going_on and own is not None:
-        values = _unchanged(Settings(**toml.read(own)), asked, out)
-    else:
-        values = asked
-    settings = Settings(**values)
+        asked = _gone_on(Settings(**toml.read(own)), asked)
+    settings = Settings(**asked)
     if not settings.kfac:
         _refuse_without_kfac(given)
     return settings
 
 
-def _unchanged(before: Settings, asked: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    """What the run was told, with what may change as it is asked for now."""
-    values = asdict(before)
-    for name, value in asked.items():
-        known = values.get(name)
-        value = tuple(value) if isinstance(value, list) else value
-        if name in values and name not in FREE and value != known:
-            raise SettingError(
-                f"{name} is {value!r} but the run in {out} has {known!r}, and would be another: "
-                "leave it out to go on, or name another folder with --out."
-            )
-        values[name] = value
+def _gone_on(before: Settings, asked: dict[str, Any]) -> dict[str, Any]:
+    """What the run was told, with what is asked for now; the loop knows what may not change."""
+    values = {**asdict(before), **asked}
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if asked.get(one) and not asked.get(other):
             values[other] = 0
@@ -150,6 +152,12 @@ def _metavar(one: Field[Any]) -> str:
     return {str: "NAME", int: "N", float: "NUMBER", bool: "or --no-…"}[kind(one)]
 
 
+def _lists(given: dict[str, Any]) -> dict[str, Any]:
+    """Those that are written with commas."""
+    known = {one.name: one for one in fields(Settings) if several(one)}
+    return {name: _parsed(known[name], text) for name, text in given.items() if name in known}
+
+
 def _parsed(one: Field[Any], text: str) -> tuple[Any, ...]:
     """'35,75' -> (35.0, 75.0)"""
     try:
@@ -189,10 +197,6 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _other_rank() -> bool:
-    return os.environ.get("RANK", "0") != "0"
-
-
 @_with_flags
 def train(
     *,
@@ -223,14 +227,5 @@ def train(
 
     torchrun --no-python --nproc-per-node 2 natgrad train --preset cifar10-resnet32 --out run
     """
-    try:
-        found = {name: value for name, value in given.items() if value is not None}
-        for one in fields(Settings):
-            if several(one) and one.name in found:
-                found[one.name] = _parsed(one, found[one.name])
-        main(name, file, out, resume, show, listing, flags, found)
-    except NatgradError as error:
-        if not _other_rank():
-            typer.echo(f"natgrad: {error}", err=True)
-        wrong = isinstance(error, SettingError | DataError)  # and not what went wrong later
-        raise typer.Exit(2 if wrong else 1) from None
+    found = {name: value for name, value in given.items() if value is not None}
+    main(name, file, out, resume, show, listing, flags, found)

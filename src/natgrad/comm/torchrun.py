@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from natgrad.comm.base import Communicator
 from natgrad.comm.process_groups import connect, initialised
+from natgrad.errors import NatgradError
 
 
 @contextmanager
@@ -27,8 +28,14 @@ def joined() -> Iterator[tuple[Communicator, torch.device]]:
     if started:
         dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     comm = connect()
-    yield comm, device
-    if started:  # not after an error: others may be somewhere else
+    try:
+        yield comm, device
+    except NatgradError as error:
+        # Not after any other error: other ranks may be somewhere else.
+        if started and error.everywhere:
+            leave()
+        raise
+    if started:
         leave()
 
 

@@ -183,8 +183,12 @@ def _chunks(answer: Any) -> Iterator[bytes]:
 
 
 def _address(mirror: str, name: str) -> str:
-    parts = urlsplit(mirror)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    try:
+        parts = urlsplit(mirror)
+        right = parts.scheme in ("http", "https") and bool(parts.netloc)
+    except ValueError:  # of brackets that hold no address
+        right = False
+    if not right:
         raise SettingError(
             f"The mirror is {mirror!r} but must be an address that starts with http:// or "
             "https://: name the folder that has the files."

@@ -77,9 +77,10 @@ def _unpack(archive: Path, source: Source, folder: Path) -> None:
                 if content is None:
                     continue
                 part = folder / f"{name}.part"
-                with writing(folder / name, source.file_size), part.open("wb") as file:
-                    shutil.copyfileobj(content, file)
-                os.replace(part, folder / name)
+                with writing(folder / name, source.file_size):
+                    with part.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                    os.replace(part, folder / name)
                 lacking.remove(name)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(

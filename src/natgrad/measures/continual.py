@@ -25,6 +25,7 @@ from natgrad.linalg.symmetric import (
     Rotated,
     Symmetric,
 )
+from natgrad.measures.matrices import scale_of_sum
 from natgrad.measures.moved import position
 from natgrad.operators import Problem, Structured, fisher
 from natgrad.operators.space import chosen
@@ -136,7 +137,7 @@ class CurvaturePrior:
         self._check(dict(problem.parameters))
         matrix = fisher(problem, curvature=curvature, structure=self.structure)
         assert isinstance(matrix, Structured)
-        scale = importance * problem.weight
+        scale = importance * scale_of_sum(problem, curvature)
         new = [_Term(scale, placed.matrix, placed.index) for placed in matrix.blocks.values()]
         for term in new:
             self._add(term)

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from natgrad.curvature.fisher import EmpiricalFisher
-from natgrad.operators import Problem, fisher
+from natgrad.errors import CoverageError
+from natgrad.measures.centred import centred_squares
+from natgrad.operators import Problem
 from natgrad.tables import Column, Table
 
 
@@ -75,7 +77,17 @@ def gradient_variance(
 
 
 def moments(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Mean ``g [P]`` and variances ``diag Σ [P]`` of the gradients, in float64."""
-    g = problem.gradient().double()
-    second = fisher(problem, curvature=EmpiricalFisher()).diagonal().double()
-    return g, (second - g.square()).clamp_(min=0.0)  # rounding may leave a little below zero
+    """Mean ``g [P]`` and variances ``diag Σ [P]`` of the gradients, in float64.
+
+    ``mean_n s_n² - g²`` would be the difference of two large numbers where the mean is large, so g
+    is taken off first.
+    """
+    g = problem.gradient()
+    try:
+        squares = centred_squares(problem, g)
+    except CoverageError:  # some layer is not known: whole gradients, a sample at a time
+        squares = torch.zeros_like(g, dtype=torch.float64)
+        for rows in problem.sample_gradients():
+            squares += (rows - g).double().square().sum(0)
+        squares = problem.totals(squares) / problem.samples
+    return g.double(), squares

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import RandomSampler
 
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Solution
@@ -167,8 +166,4 @@ def _test(matrix: Operator, test: Any) -> Problem:
 
 def _check_order(problem: Problem, name: str) -> None:
     """Scores have no names but their place in the data."""
-    if isinstance(getattr(problem.data.source, "sampler", None), RandomSampler):
-        raise SettingError(
-            f"The {name} data come from a DataLoader that shuffles, so that nobody could say which "
-            "sample a score is of: give one with shuffle=False."
-        )
+    problem.data.refuse_shuffled(f"nobody could say which {name} sample a score is of")

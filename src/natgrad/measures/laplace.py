@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natgrad.curvature.fisher import EmpiricalFisher, ExactFisher, Fisher
+from natgrad.curvature.fisher import ExactFisher, Fisher
 from natgrad.curvature.losses import Loss, SquareLoss
 from natgrad.errors import SettingError
 from natgrad.linalg.matrix import generator_of
 from natgrad.linalg.results import Number
 from natgrad.linalg.symmetric import DenseBlocks
+from natgrad.measures.matrices import scale_of_sum
 from natgrad.measures.moved import position
 from natgrad.measures.predictive import Linearised, Prediction, Predictive, linearised
 from natgrad.measures.swapping import swapped
@@ -76,9 +77,7 @@ class Laplace:
         prior_precision = number(prior_precision, "prior_precision", POSITIVE)
         share, constant = _likelihood(problem.loss, number(noise, "noise", POSITIVE))
         matrix = _closed(fisher(problem, curvature=curvature, structure=structure))
-        scale = share * problem.weight
-        if isinstance(curvature, EmpiricalFisher):  # squares of gradients of the log-likelihood
-            scale = scale**2 / problem.samples
+        scale = scale_of_sum(problem, curvature, share)
         log_likelihood = -problem.weight * (share * problem.value() + constant)
         mean = position(problem)
         return cls(problem, matrix, mean, scale, log_likelihood, prior_precision, noise)

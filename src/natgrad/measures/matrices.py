@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from natgrad.curvature.fisher import EmpiricalFisher, Fisher
 from natgrad.errors import SettingError
 from natgrad.operators import Operator, Problem
 
@@ -24,3 +25,11 @@ def operator_of(matrix: Matrix | Any, problem: Problem) -> Operator:
             f"{problem.space.size:,}: make both of the same ones."
         )
     return found
+
+
+def scale_of_sum(problem: Problem, curvature: Fisher, share: float = 1.0) -> float:
+    """What the Fisher matrix of the mean loss is times, to be that of ``share`` times the sum of
+    all losses: ``share W``, or ``(share W)²/N`` for ``C = N/W² Σ_n s_n s_nᵀ``, as gradients are
+    squared there."""
+    scale = share * problem.weight
+    return scale**2 / problem.samples if isinstance(curvature, EmpiricalFisher) else scale

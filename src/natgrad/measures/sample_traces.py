@@ -102,9 +102,7 @@ def signed_sums(problem: Problem, by: Signs, center: Tensor | None = None) -> Te
 def _exact(problem: Problem, apply: Apply, center: Tensor | None) -> Number:
     n, size = problem.samples, problem.space.size
     if size <= n or problem.comm.size > 1:
-        moment = fisher(problem, curvature=EmpiricalFisher()).dense()
-        if center is not None:
-            moment = moment - torch.outer(center, center)
+        moment = _moment(problem, center)
         columns = _columns(size)
         parts = [apply(moment[:, part])[part].diagonal().double().sum() for part in columns]
         return Number(float(sum(parts)), "exact: from the matrix C", 0.0, size)
@@ -114,6 +112,20 @@ def _exact(problem: Problem, apply: Apply, center: Tensor | None) -> Number:
     rows = torch.cat(list(problem.sample_gradients()))
     each = _forms(apply, rows if center is None else rows - center)
     return Number(float(each.mean()), "exact: from the gradients of all samples", 0.0, n)
+
+
+def _moment(problem: Problem, center: Tensor | None) -> Tensor:
+    """``C [P, P]``, or the covariance; of gradients without their mean, as ``C - g gᵀ`` would lose
+    all digits where that is large."""
+    whole = fisher(problem, curvature=EmpiricalFisher())
+    if center is None:
+        return whole.dense()
+    checks.fits(whole.size, whole.size, whole.dtype, "The covariance", "give by=Signs()")
+    total = torch.zeros(whole.size, whole.size, dtype=whole.dtype, device=whole.device)
+    for rows in problem.sample_gradients():
+        away = rows - center
+        total.addmm_(away.mT, away)
+    return problem.totals(total) / problem.samples
 
 
 def _forms(apply: Apply, rows: Tensor) -> Tensor:

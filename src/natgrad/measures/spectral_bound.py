@@ -137,11 +137,6 @@ class _Layer:
 
 
 def _scale(norm: nn.Module, path: str, named: Mapping[str, Tensor] | None) -> Tensor:
-    if norm.running_var is None:
-        raise SettingError(
-            f"{type(norm).__name__} {path!r} keeps no running statistics, so it is no linear map: "
-            "make it with track_running_stats=True."
-        )
     eps: Any = norm.eps
     weight = None if norm.weight is None else _get(norm, path, "weight", named)
     return norm_scale(_get(norm, path, "running_var", named), weight, eps)

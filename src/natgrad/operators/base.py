@@ -19,6 +19,7 @@ from natgrad.operators.powers import shifted_power
 from natgrad.operators.problem import Problem
 from natgrad.operators.space import Space
 from natgrad.operators.spectrum import Spectrum
+from natgrad.runtime.ranges import NOT_NEGATIVE, number
 
 V = TypeVar("V", Tensor, dict[str, Tensor])
 _SMALL = 2048  # parameters of which a dense matrix is cheaper than an iteration
@@ -60,17 +61,24 @@ class Operator(ABC):
     def __add__(self, other: Operator) -> Operator:
         from natgrad.operators.algebra import Sum
 
+        if not isinstance(other, Operator):
+            return NotImplemented
         return Sum([(1.0, self), (1.0, other)])
 
     def __sub__(self, other: Operator) -> Operator:
         from natgrad.operators.algebra import Sum
 
+        if not isinstance(other, Operator):
+            return NotImplemented
         return Sum([(1.0, self), (-1.0, other)])
 
     def __mul__(self, factor: float) -> Operator:
         from natgrad.operators.algebra import Sum
 
-        return Sum([(float(factor), self)])
+        try:
+            return Sum([(float(factor), self)])
+        except (TypeError, ValueError):  # no number
+            return NotImplemented
 
     __rmul__ = __mul__
 
@@ -150,6 +158,7 @@ class Operator(ABC):
 
     def logdet(self, damping: float = 0.0, probes: int = 16, steps: int = 64) -> Number:
         """``log det(A + damping I)``."""
+        damping = number(damping, "damping", NOT_NEGATIVE)
         if self.size <= _SMALL:
             values = self.exact_eigenvalues().double()
             zeros = self.size - len(values)  # which a Gram matrix leaves out
@@ -173,6 +182,7 @@ class Operator(ABC):
     def solve(self, v: V, damping: float = 0.0, preconditioner: Operator | None = None) -> V:
         """``(A + damping I)^-1 v``: in closed form for structures, else by conjugate gradients,
         which raise if they do not converge. A structured ``preconditioner`` makes them faster."""
+        damping = number(damping, "damping", NOT_NEGATIVE)
         found: V = self._like(v, lambda m: self._solve(m, damping, preconditioner))
         return found
 
@@ -192,6 +202,7 @@ class Operator(ABC):
         preconditioner: Operator | None = None,
     ) -> Solution:
         """``(A + damping I)^-1 v`` by conjugate gradients, with residuals and convergence."""
+        damping = number(damping, "damping", NOT_NEGATIVE)
         precondition = None
         if preconditioner is not None:
             if not preconditioner.closed:
@@ -213,6 +224,7 @@ class Operator(ABC):
 
     def power(self, v: V, exponent: float, damping: float = 0.0) -> V:
         """``(A + damping I)^exponent v``; one half draws samples, minus one half posteriors."""
+        damping = number(damping, "damping", NOT_NEGATIVE)
         found: V = self._like(v, lambda m: self._power(m, exponent, damping))
         return found
 

@@ -1,6 +1,6 @@
 """What must hold for a matrix to exist: each failure is one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,16 @@ def model(given: object) -> None:
             "give the module itself."
         )
     for name, module in given.named_modules():
+        if isinstance(module, _BatchNorm) and not module.track_running_stats:
+            raise SettingError(
+                f"{type(module).__name__} {name!r} has no running statistics, so that it always "
+                "mixes the samples of a batch: give it track_running_stats=True, or take a norm "
+                "layer of single samples."
+            )
         if not module.training:
             continue
         random = isinstance(module, _DropoutNd) and module.p > 0
-        shared = isinstance(module, _BatchNorm) and module.track_running_stats
-        if random or shared:
+        if random or isinstance(module, _BatchNorm):
             why = "drops inputs at random" if random else "mixes the samples of a batch"
             raise SettingError(
                 f"{type(module).__name__} {name!r} is in training mode, in which it {why}, so "
@@ -45,19 +50,42 @@ def deterministic(given: nn.Module, outputs: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def mean(loss: Loss, output: Tensor, batch: Batch) -> None:
-    """A batch with every sample twice must have the same mean loss."""
+    """The loss of a few samples must be the mean of their single losses, each time."""
     if not isinstance(loss, OwnLoss) or not isinstance(batch.targets, Tensor):
         return
-    targets = batch.targets
-    once = float(loss.total(output, targets)) / batch.samples
-    twice = float(loss.total(torch.cat([output] * 2), torch.cat([targets] * 2)))
-    twice /= 2 * batch.samples
-    if abs(twice - once) > 1e-4 * max(abs(once), abs(twice), 1e-12):
+    few = min(8, batch.samples)
+    f, targets = output[:few], batch.targets[:few]
+    together, again = (float(loss.total(f, targets)) / few for _ in range(2))
+    if not _equal(together, again):
         raise SettingError(
-            f"The loss is {once:.6g} on a batch and {twice:.6g} on the same batch with every "
-            "sample twice, so it is no mean over samples: divide by their number "
-            '(reduction="mean").'
+            f"The loss gave {together:.6g} and then {again:.6g} for the same outputs, so its "
+            "matrices are not defined: take away what is random in it."
         )
+    if few == 1:  # a sum and a mean are the same then
+        f, targets, few = torch.cat([f] * 2), torch.cat([targets] * 2), 2
+        together = float(loss.total(f, targets)) / few
+    apart = float(loss.sample_totals(f, targets).sum()) / few
+    if not _equal(together, apart):
+        raise SettingError(
+            f"The loss of {few} samples is {together:.6g} but the mean of their single losses is "
+            f"{apart:.6g}, so it is no mean over samples: divide by their number, and give "
+            "weighted or ignored targets to natgrad.CrossEntropy."
+        )
+
+
+def _equal(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-4 * max(abs(one), abs(other), 1e-12) or one != one
+
+
+def precision(parameters: Mapping[str, Tensor]) -> torch.dtype:
+    """The one floating-point type of all parameters."""
+    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in parameters.values()})
+    if kinds not in (["float32"], ["float64"]):
+        raise SettingError(
+            f"The parameters are {' and '.join(kinds)} but must all be float32 or all float64, as "
+            "matrices are added up and decomposed: call model.float() or model.double()."
+        )
+    return next(iter(parameters.values())).dtype
 
 
 def fits(rows: int, columns: int, dtype: torch.dtype, what: str, instead: str) -> None:

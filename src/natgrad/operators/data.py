@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from natgrad.errors import SettingError
 from natgrad.runtime.capture import leading_size, tensors_of
@@ -99,11 +100,14 @@ class Data:
             return 0
 
     def __iter__(self) -> Iterator[Batch]:
-        empty = True
-        for item in self.source:
-            empty = False
-            yield read(item)
-        if empty:
+        return map(read, self.source)
+
+    def refuse_shuffled(self, why: str) -> None:
+        """Where batches must come in the same order each time."""
+        sampler = getattr(self.source, "sampler", None)
+        drawn = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+        if drawn or getattr(sampler, "shuffle", False):
             raise SettingError(
-                "data is empty, so there is nothing to average over: give at least one batch."
+                f"The data come from a DataLoader that shuffles, so that {why}: give one with "
+                "shuffle=False."
             )

@@ -170,9 +170,6 @@ class OuterProducts(Operator):
             total += rows.square().sum(0)
         return self.problem.totals(total) * self.scale
 
-    def _exact_trace(self) -> Number:
-        return Number(float(self.diagonal().sum()), "exact: the sum of the diagonal")
-
     def combined(self, u: Tensor) -> Tensor:
         """``Rᵀ u [P, k]`` for ``u [rows, k]``, of this process's rows, unscaled."""
         out = self._new(self.size, u.shape[1])
@@ -196,14 +193,14 @@ class OuterProducts(Operator):
                 f"{self.problem.comm.size}: use eigenvalues(k) or spectrum()."
             )
         kept = self._kept_rows()
-        if kept is not None and len(kept) == 1:
-            rows = kept[0].samples * kept[0].each
-            self._check_gram(rows)
-            return kept[0].gram()
-        explicit = list(self.rows())
-        self._check_gram(sum(map(len, explicit)))
-        everything = torch.cat(explicit)
-        return everything @ everything.mT
+        number = self._number_of_rows()
+        instead = "use fewer samples, eigenvalues(k) or spectrum()"
+        checks.fits(number, number, self.dtype, "The Gram matrix", instead)
+        if kept is None:
+            checks.fits(number, self.size, self.dtype, "The matrix of all rows", instead)
+            everything = torch.cat(list(self.rows()))
+            return everything @ everything.mT
+        return torch.cat([torch.cat([one.gram(other) for other in kept], 1) for one in kept])
 
     def exact_eigenvalues(self) -> Tensor:
         """All that are not zero, descending, from the Gram matrix, or from the dense one where that
@@ -222,20 +219,10 @@ class OuterProducts(Operator):
             output = self.problem.output(next(iter(self.problem.data)))
         return self.problem.samples * self.vectors.per_sample(self.problem.loss, output)
 
-    def _check_gram(self, rows: int) -> None:
-        checks.fits(
-            rows,
-            rows,
-            self.dtype,
-            "The Gram matrix",
-            "use fewer samples, eigenvalues(k) or spectrum()",
-        )
-
     def norm(self) -> Number:
         kept = self._kept_rows()
-        whole = self.problem.comm.size == 1 and kept is not None and len(kept) == 1
-        if kept is not None and whole and kept[0].samples * kept[0].each <= _GRAM:
-            value = float(kept[0].gram().norm()) * self.scale
+        if kept is not None and self.problem.comm.size == 1 and self._number_of_rows() <= _GRAM:
+            value = float(self.gram().norm()) * self.scale
             return Number(value, "exact: the norm of the Gram matrix")
         return super().norm()
 

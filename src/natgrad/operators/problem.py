@@ -21,6 +21,8 @@ from natgrad.operators import checks
 from natgrad.operators.data import Batch, Data
 from natgrad.operators.progress import track
 from natgrad.operators.space import Space, chosen
+from natgrad.runtime import agreement
+from natgrad.runtime.wrappers import Compiled, unwrapped
 
 
 class Problem:
@@ -41,25 +43,39 @@ class Problem:
         progress: bool | None = None,
         check: bool = True,
     ) -> None:
-        checks.model(model)
-        self.model, self.loss, self.data = model, as_loss(loss), Data(data)
-        self.parameters = chosen(model, parameters)
-        self.space = Space(self.parameters)
         self.comm: Communicator = connect(group)
+        checks.model(model)
+        # A matrix is made of eager passes: hooks and second derivatives do not go through compiled
+        # code, and data-parallel wrappers would average what is summed here.
+        self.model, self.loss, self.data = unwrapped(model), as_loss(loss), Data(data)
+        self.parameters = chosen(self.model, parameters)
+        self.space = Space(self.parameters)
+        self._compiled = Compiled(self.model)
         self.progress = progress
         self.check = check
         self.unseen: str | None = None  # not looked for yet
         self._own: tuple[float, float] | None = None  # this process's part of N and W
         self._known: tuple[float, float] | None = None  # N and W
         first = next(iter(self.parameters.values()))
-        self.dtype, self.device = first.dtype, first.device
-        if check:
+        self.dtype, self.device = checks.precision(self.parameters), first.device
+        with agreement.Together(self.comm, "Problem") as agreed:
+            agreed.words = {"parameters": str(self.space.shapes)}
             self._check()
 
     @classmethod
     def of(cls, model: nn.Module | Problem, loss: Any, data: Any, **options: Any) -> Problem:
         """A problem as it is, or a new one."""
-        return model if isinstance(model, Problem) else cls(model, loss, data, **options)
+        if not isinstance(model, Problem):
+            return cls(model, loss, data, **options)
+        usual = {"check": True}
+        given = [n for n, value in options.items() if value is not usual.get(n)]
+        given += [n for n, value in (("loss", loss), ("data", data)) if value is not None]
+        if given:
+            raise SettingError(
+                f"{given[0]} was given beside a Problem, which has its own: leave it out, or make "
+                "another Problem."
+            )
+        return model
 
     # Passes over the data.
 
@@ -77,6 +93,8 @@ class Problem:
         ]
         for p in frozen:
             p.requires_grad_(False)
+        eager = self._compiled.eager
+        self._compiled.run_eagerly(True)
         try:
             with torch.enable_grad():
                 if twice:
@@ -85,6 +103,7 @@ class Problem:
                 else:
                     yield
         finally:
+            self._compiled.run_eagerly(eager)
             for p in frozen:
                 p.requires_grad_(True)
 
@@ -198,8 +217,15 @@ class Problem:
         return *(t._version for t in tensors), *(t.data_ptr() for t in tensors), *sums
 
     def _check(self) -> None:
-        batch = next(iter(self.data))
+        batch = next(iter(self.data), None)
+        if batch is None and self.comm.size == 1:
+            raise SettingError(
+                "data is empty, so there is nothing to average over: give at least one batch."
+            )
+        if batch is None or not self.check:
+            return
         with torch.no_grad():
             outputs = [self.output(batch) for _ in range(2)]
+            self.loss.total(outputs[0], batch.targets)  # which refuses targets that do not fit
         checks.deterministic(self.model, outputs)
         checks.mean(self.loss, outputs[0], batch)

@@ -64,15 +64,15 @@ class Factored:
         g = self.g.view(n, q, self.groups, s, self.rows)
         return torch.einsum("bnsc,nqbsr->nqbcr", a, g).flatten(2)
 
-    def gram(self) -> Tensor:
-        """``[n * q, n * q]``."""
-        n, q, _ = self.g.shape
-        if self.positions > 1 or self.groups > 1:
-            rows = self.explicit().flatten(0, 1)
-            return rows @ rows.mT
-        g = self.g.flatten(0, 1)
-        inputs = self.a[0] @ self.a[0].mT  # [n, n]
-        return ((g @ g.mT).view(n, q, n, q) * inputs.view(n, 1, n, 1)).view(n * q, n * q)
+    def gram(self, other: "Factored | Explicit") -> Tensor:
+        """``[n * q, m * q]`` with the ``m`` samples of another batch."""
+        assert isinstance(other, Factored)
+        if self.positions > 1 or other.positions > 1 or self.groups > 1:
+            return self.explicit().flatten(0, 1) @ other.explicit().flatten(0, 1).mT
+        (n, q, _), m = self.g.shape, len(other.g)
+        products = self.g.flatten(0, 1) @ other.g.flatten(0, 1).mT
+        inputs = self.a[0] @ other.a[0].mT  # [n, m]
+        return (products.view(n, q, m, q) * inputs.view(n, 1, m, 1)).view(n * q, m * q)
 
 
 @dataclass
@@ -91,9 +91,9 @@ class Explicit:
     def explicit(self) -> Tensor:
         return self.values
 
-    def gram(self) -> Tensor:
-        rows = self.values.flatten(0, 1)
-        return rows @ rows.mT
+    def gram(self, other: "Factored | Explicit") -> Tensor:
+        assert isinstance(other, Explicit)
+        return self.values.flatten(0, 1) @ other.values.flatten(0, 1).mT
 
 
 class Rows:
@@ -147,14 +147,15 @@ class Rows:
             out[:, :, part.index] += part.explicit()
         return out.flatten(0, 1)
 
-    def gram(self) -> Tensor:
-        """``R Rᵀ [n * q, n * q]``."""
-        if self.shared:
-            rows = self.explicit()
-            return rows @ rows.mT
-        total = self.parts[0].gram()
-        for part in self.parts[1:]:
-            total += part.gram()
+    def gram(self, other: "Rows") -> Tensor:
+        """``R Sᵀ [n * q, m * q]`` with the rows of another batch, or of this one."""
+        if self.shared or other.shared:
+            return self.explicit() @ other.explicit().mT
+        pairs = zip(self.parts, other.parts, strict=True)
+        total = self.parts[0].gram(other.parts[0])
+        next(pairs)
+        for one, two in pairs:
+            total += one.gram(two)
         return total
 
 

@@ -36,6 +36,11 @@ class Space:
                 "tensor for each of operator.space.names."
             )
         for name, tensor in named.items():
+            if not isinstance(tensor, Tensor):
+                raise SettingError(
+                    f"The vector's part {name!r} is of type {type(tensor).__name__} but must be a "
+                    "tensor: convert it."
+                )
             if tuple(tensor.shape) != self.shapes[name]:
                 raise SettingError(
                     f"The vector's part {name!r} has shape {list(tensor.shape)} but the parameter "
@@ -55,6 +60,10 @@ class Space:
 def chosen(model: nn.Module, patterns: Iterable[str] | str | None) -> dict[str, nn.Parameter]:
     """The trainable parameters, those whose names match if there are patterns (fnmatch)."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # A shared parameter is in the space once, under its first name, and found under all of them.
+    called = {
+        name: p for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad
+    }
     if not trainable:
         raise SettingError(
             f"{type(model).__name__} has no parameter with requires_grad=True, so there is no "
@@ -64,11 +73,12 @@ def chosen(model: nn.Module, patterns: Iterable[str] | str | None) -> dict[str, 
         return trainable
     patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in trainable):
+        if not any(fnmatchcase(name, pattern) for name in called):
             raise SettingError(
                 f"parameters has {pattern!r}, which matches none of the trainable parameters of "
                 f"{type(model).__name__}: use patterns of names such as {next(iter(trainable))!r}."
             )
-    return {
-        name: p for name, p in trainable.items() if any(fnmatchcase(name, one) for one in patterns)
+    wanted = {
+        id(p) for name, p in called.items() if any(fnmatchcase(name, one) for one in patterns)
     }
+    return {name: p for name, p in trainable.items() if id(p) in wanted}

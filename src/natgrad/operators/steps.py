@@ -82,6 +82,7 @@ def gram_gauss_newton(ggn: Operator, damping: float = 0.0) -> Tensor:
             "natgrad.ggn(model, loss, data) without a structure, or use gauss_newton."
         )
     problem = ggn.problem
+    problem.data.refuse_shuffled("two passes would see other samples at a place")
     own = jacobian(problem)
     gram = own.gram()
     system, right = torch.empty_like(gram), gram.new_empty(len(gram), 1)

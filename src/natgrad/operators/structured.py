@@ -20,6 +20,7 @@ from natgrad.operators.unseen import refuse_unseen
 from natgrad.operators.vectors import Vectors
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.discovery import StructureOf
+from natgrad.runtime.ranges import NOT_NEGATIVE, number
 from natgrad.runtime.statistics import Statistics
 from natgrad.runtime.timing import Stopwatch
 from natgrad.structures import Structure
@@ -131,6 +132,7 @@ class Structured(Operator):
         return self.apply(shifted_power(exponent, damping, self.kind), v)
 
     def logdet(self, damping: float = 0.0, probes: int = 0, steps: int = 0) -> Number:
+        damping = number(damping, "damping", NOT_NEGATIVE)
         values = self.exact_eigenvalues().double() + damping
         if bool((values <= 0).any()):
             raise self._no_logarithm(damping, float(values.min()))

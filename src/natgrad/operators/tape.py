@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.errors import CoverageError
+from natgrad.errors import CoverageError, SettingError
 from natgrad.inverses import Eigen
 from natgrad.operators.data import Batch
 from natgrad.operators.problem import Problem
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.capture import Capture, Pass, Use
-from natgrad.runtime.discovery import Choice, StructureOf, discover
+from natgrad.runtime.discovery import Choice, StructureOf, clean, discover
+from natgrad.structures import Structure
 
 
 class Tape:
@@ -20,11 +21,13 @@ class Tape:
 
     def __init__(self, problem: Problem, structure: StructureOf) -> None:
         self.problem = problem
+        _check(structure)
         with problem.ready():
             self.blocks, uncovered = discover(
                 problem.model, Choice(structure, Eigen(), None, (), None, 0)
             )
-        self.uncovered = {n: u for n, u in uncovered.items() if n in problem.parameters}
+        names = {clean(name): name for name in problem.parameters}
+        self.uncovered = {names[n]: u for n, u in uncovered.items() if n in names}
         self.capture = Capture(problem.model, self.blocks, _unused, taping=True, batch_axis=0)
 
     def refuse_uncovered(self) -> None:
@@ -114,6 +117,15 @@ def positions(problem: Problem, block: Block) -> Tensor:
     index = torch.zeros(block.shape, dtype=torch.int64)
     block.layers[0].load(index, lambda p: where[id(p)])
     return index.flatten().to(problem.device)
+
+
+def _check(structure: Any) -> None:
+    function = callable(structure) and not isinstance(structure, type)
+    if structure is not None and not isinstance(structure, Structure) and not function:
+        raise SettingError(
+            f"structure is {structure!r} but must be None, a structure such as natgrad.Kronecker(),"
+            " or a function from a layer to one: give one of them."
+        )
 
 
 def _unused(*_: object) -> None:

@@ -34,6 +34,8 @@ def unseen(problem: Problem) -> str:
 
 def _search(problem: Problem) -> str:
     batch = _several(problem)
+    if batch is None:  # other processes have data
+        return ""
     try:
         tape = Tape(problem, None)
     except CoverageError:  # no layer is known, so none is asked
@@ -57,6 +59,11 @@ def _search(problem: Problem) -> str:
             rows[block] = rows[block] + row if block in rows else row
         own = list(problem.parameters.values())
         truth = problem.flat(torch.autograd.grad(output, own, w, allow_unused=True))
+    if not bool(truth.isfinite().all()):
+        return (
+            "The gradient of the model's output is not finite: look for NaN or overflow in the "
+            "model or the data."
+        )
     for block in tape.blocks:
         expected = truth[positions(problem, block)]
         found = rows.get(block, torch.zeros_like(expected))
@@ -69,11 +76,11 @@ def _search(problem: Problem) -> str:
     return ""
 
 
-def _several(problem: Problem) -> Batch:
+def _several(problem: Problem) -> Batch | None:
     """The first batch with two samples that could be confused, if there is one."""
     batches = iter(problem.data)
-    first = next(batches)
-    if first.samples > 1:
+    first = next(batches, None)
+    if first is None or first.samples > 1:
         return first
     return next((batch for batch in batches if batch.samples > 1), first)
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from natgrad.curvature.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
-from natgrad.curvature.losses import Loss
+from natgrad.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, SquareLoss
 from natgrad.errors import SettingError
 from natgrad.operators.data import Batch
 from natgrad.operators.problem import Problem
@@ -115,7 +116,10 @@ class Gradients(Vectors):
 def vectors_of(curvature: Fisher, problem: Problem) -> Vectors:
     if isinstance(curvature, EmpiricalFisher):
         return Gradients()
+    if isinstance(curvature, MonteCarloFisher | ExactFisher):
+        _check_likelihood(curvature.likelihood, problem.loss)
     if isinstance(curvature, MonteCarloFisher):
+        problem.data.refuse_shuffled("every pass would draw for other samples")
         comm = problem.comm
         return Draws(curvature.samples, curvature.seed, comm.size, comm.rank)
     if isinstance(curvature, ExactFisher):
@@ -124,3 +128,14 @@ def vectors_of(curvature: Fisher, problem: Problem) -> Vectors:
         f"curvature is {curvature!r} but must be ExactFisher(), MonteCarloFisher(samples, seed) or "
         "EmpiricalFisher(): give one of them."
     )
+
+
+def _check_likelihood(given: Likelihood, loss: Loss) -> None:
+    """The loss says what the likelihood is; one that was named must be that."""
+    own = {CrossEntropy: Categorical, SquareLoss: Gaussian, BinaryCrossEntropy: Bernoulli}
+    known = own.get(type(loss))
+    if given != Categorical() and known is not None and not isinstance(given, known):
+        raise SettingError(
+            f"The likelihood is {given!r} but that of {type(loss).__name__} is {known.__name__}: "
+            "leave it out."
+        )

@@ -21,8 +21,8 @@ class Together:
     """``with Together(comm) as agreed``: what fails inside on one rank fails on all of them, so
     that nobody waits for that one; and ``agreed.words`` must be the same on all at the end."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self.comm = comm
+    def __init__(self, comm: Communicator, what: str = "KFAC") -> None:
+        self.comm, self.what = comm, what
         self.words: dict[str, str] = {}
 
     def __enter__(self) -> "Together":
@@ -33,9 +33,11 @@ class Together:
     ) -> None:
         if self.comm.size == 1 or not isinstance(error, Exception | None):
             return
-        everyone = told(self.comm, self.words, error, SettingError, "KFAC could not be made on")
+        everyone = told(
+            self.comm, self.words, error, SettingError, f"{self.what} could not be made on"
+        )
         if error is None:
-            _compare(everyone)
+            _compare(everyone, self.what)
 
 
 def told(
@@ -53,7 +55,7 @@ def told(
     return [theirs for _, theirs in everyone]
 
 
-def _compare(everyone: list[dict[str, str]]) -> None:
+def _compare(everyone: list[dict[str, str]], what: str) -> None:
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         for key in [*first, *(k for k in theirs if k not in first)]:
@@ -61,7 +63,7 @@ def _compare(everyone: list[dict[str, str]]) -> None:
             if one != other:
                 raise SettingError(
                     f"Ranks 0 and {rank} differ in {key}: {one} on rank 0, {other} on rank {rank}. "
-                    "Build the same model and pass the same settings to KFAC on every rank."
+                    f"Build the same model and pass the same settings to {what} on every rank."
                 )
 
 

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from natgrad.errors import CheckpointError
+from natgrad.train.state import write_text
 
 NAME = "log.jsonl"
 
@@ -18,8 +20,8 @@ class Log:
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / NAME
         kept = [line for line in _lines(self.path) if line["step"] <= step]
+        write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in kept))
         try:
-            self.path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise self._unwritable(error) from error
@@ -31,16 +33,20 @@ class Log:
         try:
             self._file.write(f"{line}\n")
             self._file.flush()
+            if self._board is not None:
+                for name, value in values.items():
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
         except OSError as error:
             raise self._unwritable(error) from error
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        """What could not be written before is tried again, and may fail again."""
+        try:
+            with closing(self._file):
+                if self._board is not None:
+                    self._board.close()
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> CheckpointError:
         return CheckpointError(

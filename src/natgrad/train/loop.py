@@ -1,6 +1,6 @@
 """The loop: step, log, test, save, and stop when it is time."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
 
@@ -8,13 +8,14 @@ import torch
 
 from natgrad.comm import Communicator
 from natgrad.comm.torchrun import joined
-from natgrad.errors import SettingError
+from natgrad.errors import CheckpointError, SettingError
 from natgrad.train import toml
 from natgrad.train.interruption import Interruption
 from natgrad.train.logs import Log
 from natgrad.train.progress import Progress, Silent
-from natgrad.train.settings import Settings
+from natgrad.train.settings import FREE, Settings
 from natgrad.train.state import Checkpoints, writable, write_text
+from natgrad.train.together import together
 from natgrad.train.training import Training
 
 SETTINGS = "settings.toml"
@@ -61,12 +62,12 @@ def _train(
     first = comm.rank == 0
     checkpoints = _prepared(settings, folder, comm, resume=resume)
     run = Training(settings, comm, device)
-    start, metrics = _resumed(run, checkpoints)
+    start, metrics = _resumed(run, checkpoints, folder)
     if first:
         write_text(folder / SETTINGS, toml.written(settings))
     log = Log(folder, start) if first else None
     every = Every(settings, run.steps_per_epoch, run.steps)
-    clock = Clock(run)
+    clock = Clock(run, start)
     done, stop, reached = start, 0, _reached(settings, metrics)
     progress.start(start, run.steps)
     try:
@@ -119,19 +120,18 @@ class Every:
 
 
 class Clock:
-    """Seconds of a step since it was last read, and K-FAC's share of them."""
+    """Seconds of a step since it was last read, and K-FAC's share of them; ``step`` is the one from
+    which the run goes on."""
 
-    def __init__(self, run: Training) -> None:
-        self.run = run
-        self.step: int | None = None
+    def __init__(self, run: Training, step: int) -> None:
+        self.run, self.step = run, step
         self.left_out = 0.0
         self.start, self.spent = perf_counter(), self._kfac()
 
     def read(self, step: int) -> dict[str, float]:
         now, spent = perf_counter(), self._kfac()
         seconds = now - self.start - self.left_out
-        count = 1 if self.step is None else step - self.step
-        found = {"seconds": seconds / count}
+        found = {"seconds": seconds / (step - self.step)}
         if self.run.kfac is not None:
             found["share"] = min(1.0, (spent - self.spent) / max(seconds, 1e-9))
         self.step, self.start, self.spent, self.left_out = step, now, spent, 0.0
@@ -153,29 +153,56 @@ class Clock:
 def _prepared(settings: Settings, folder: Path, comm: Communicator, *, resume: bool) -> Checkpoints:
     """Before anything takes long; what is wrong on the first rank is raised on all."""
     checkpoints = Checkpoints(folder / "checkpoints", settings.keep, comm)
-    problem: Exception | None = None
-    if comm.rank == 0:
-        try:
-            if checkpoints.steps() and not resume:
-                raise SettingError(
-                    f"The folder {folder} has a run of {checkpoints.steps()[-1]} steps already: "
-                    "pass --resume to go on with it, or another folder."
-                )
-            writable(folder)
-        except Exception as error:
-            problem = error
-    if (found := comm.gather(problem)[0]) is not None:
-        raise found
+
+    def check() -> None:
+        if checkpoints.steps() and not resume:
+            raise SettingError(
+                f"The folder {folder} has a run of {checkpoints.steps()[-1]} steps already: pass "
+                "--resume to go on with it, or another folder."
+            )
+        if resume and (folder / SETTINGS).exists():
+            _check_unchanged(Settings(**toml.read(folder / SETTINGS)), settings, folder)
+        writable(folder)
+
+    together(comm, check if comm.rank == 0 else lambda: None)
     return checkpoints
 
 
-def _resumed(run: Training, checkpoints: Checkpoints) -> tuple[int, dict[str, float]]:
-    found = checkpoints.load()
+def _check_unchanged(before: Settings, now: Settings, folder: Path) -> None:
+    """A run goes on only as it began."""
+    for one in fields(Settings):
+        known, value = getattr(before, one.name), getattr(now, one.name)
+        if one.name not in FREE and value != known:
+            raise SettingError(
+                f"{one.name} is {value!r} but the run in {folder} has {known!r}, and would be "
+                "another: leave it out to go on, or name another folder with --out."
+            )
+
+
+def _resumed(run: Training, checkpoints: Checkpoints, folder: Path) -> tuple[int, dict[str, float]]:
+    """The step from which all ranks go on, and the metrics of the last test before it."""
+    found = together(run.comm, checkpoints.load)
+    step = 0 if found is None else int(found[0]["step"])
+    steps = run.comm.gather(step)
+    if len(set(steps)) > 1:
+        problem = CheckpointError(
+            f"The ranks find checkpoints of different steps in {folder} "
+            f"({', '.join(map(str, steps))}): name a folder that all of them reach."
+        )
+        problem.everywhere = True
+        raise problem
+    if step > run.steps:
+        wrong = SettingError(
+            f"The run lasts for {run.steps} steps but that in {folder} has {step} already: pass at "
+            "least as many to go on."
+        )
+        wrong.everywhere = True
+        raise wrong
     if found is None:
         return 0, {}
     state, shares = found
     run.load(state, shares)
-    return int(state["step"]), dict(state["metrics"])
+    return step, dict(state["metrics"])
 
 
 def _reached(settings: Settings, metrics: dict[str, float]) -> bool:

@@ -1,4 +1,4 @@
-"""Random erasing and running mixup of a part of a batch, as if it were done to the whole.
+"""Running mixup and random erasing of a part of a batch, as if it were done to the whole.
 
 What is drawn for a sample depends on the step and on its place in the batch alone, so that any
 number of processes and micro-batches do the same together.
@@ -15,7 +15,7 @@ from torch import Tensor
 from natgrad.errors import CheckpointError
 from natgrad.schemes import RandomErasing, RunningMixup
 from natgrad.train.settings import Settings
-from natgrad.train.stream import Micro, generator
+from natgrad.train.stream import Cut, Micro, generator
 
 ERASING, MIXUP, DROPOUT = 1, 2, 3  # purposes of random numbers
 
@@ -53,43 +53,33 @@ class Piece:
 
 
 class Mixing:
-    """``inputs, targets = mixing(micro, inputs, targets)`` for every micro-batch of every step."""
+    """``inputs, targets = mixing(micro, inputs, targets)`` for every micro-batch that ``cut`` gives
+    in every step. Raw samples are mixed, and the mixed ones erased: no hole comes again."""
 
-    def __init__(self, settings: Settings, classes: int) -> None:
-        self.settings, self.classes = settings, classes
+    def __init__(self, settings: Settings, classes: int, cut: Cut) -> None:
+        self.settings = settings
         self.erasing: PlacedErasing | None = None
         if settings.erasing:
             self.erasing = PlacedErasing(settings.erasing, settings.batch_size)
         self.mixups: dict[tuple[int, int], PlacedMixup] = {}  # by first and last
-        self.pieces: list[Piece] = []  # that were loaded
+        if settings.mixup:
+            for micro in cut.micros(0):
+                self.mixups[micro.first, micro.last] = PlacedMixup(
+                    settings.mixup, classes, settings.batch_size, micro.places
+                )
 
     def __call__(self, micro: Micro, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """``[n, c, h, w]``, ``[n]`` -> ``[n, c, h, w]``, ``[n]`` or ``[n, classes]``"""
         seed = self.settings.seed
+        if self.mixups:
+            mixup = self.mixups[micro.first, micro.last]
+            mixup.generator = generator(seed, micro.step, MIXUP)
+            inputs, targets = mixup(inputs, targets)
         if self.erasing is not None:
             self.erasing.places = micro.places
             self.erasing.generator = generator(seed, micro.step, ERASING)
             inputs = self.erasing(inputs)
-        if self.settings.mixup:
-            mixup = self._mixup(micro, inputs)
-            mixup.generator = generator(seed, micro.step, MIXUP)
-            inputs, targets = mixup(inputs, targets)
         return inputs, targets
-
-    def _mixup(self, micro: Micro, inputs: Tensor) -> PlacedMixup:
-        key = (micro.first, micro.last)
-        if key not in self.mixups:
-            batch = self.settings.batch_size
-            mixup = PlacedMixup(self.settings.mixup, self.classes, batch, micro.places)
-            if self.pieces:
-                mixup.load_state_dict(
-                    {
-                        name: _stitched(self.pieces, name, micro).to(inputs.device)
-                        for name in ("inputs", "targets")
-                    }
-                )
-            self.mixups[key] = mixup
-        return self.mixups[key]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """This process's share of the last mixed batch."""
@@ -99,25 +89,30 @@ class Mixing:
         ]
 
     def load_state_dict(self, shares: Sequence[dict[str, Any]]) -> None:
-        """Those of all processes there were."""
-        self.mixups = {}
-        self.pieces = sorted((Piece(**share) for share in shares), key=lambda p: p.first)
+        """Those of all processes there were, of which this one's part is copied."""
+        if not shares:
+            return
+        pieces = sorted((Piece(**share) for share in shares), key=lambda p: p.first)
         expected = 0
-        for piece in self.pieces:
+        for piece in pieces:
             if piece.first != expected:
                 break
             expected = piece.last
-        if self.pieces and expected != self.settings.batch_size:
+        if expected != self.settings.batch_size:
             raise CheckpointError(
                 f"The checkpoint has no mixed samples from {expected} of "
                 f"{self.settings.batch_size} on: take one that is complete."
             )
+        for place, mixup in self.mixups.items():
+            names = ("inputs", "targets")
+            mixup.load_state_dict({name: _stitched(pieces, name, *place) for name in names})
 
 
-def _stitched(pieces: list[Piece], name: str, micro: Micro) -> Tensor:
+def _stitched(pieces: list[Piece], name: str, begin: int, end: int) -> Tensor:
+    """``[end - begin, …]``, a copy."""
     parts = []
     for piece in pieces:
-        first, last = max(piece.first, micro.first), min(piece.last, micro.last)
+        first, last = max(piece.first, begin), min(piece.last, end)
         if first < last:
             parts.append(getattr(piece, name)[first - piece.first : last - piece.first])
     return torch.cat(parts)

@@ -145,6 +145,8 @@ def _imagenet(row: LargeBatch) -> Preset:
             damping_target=row.target_damping,
             damping_steps=row.warm_steps,
             norm_damping=row.norm_damping,
+            decay=0.0,
+            inverse="cholesky",
             kl_clip=0.0,
             update_every=1,
             refresh_every=1,

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import ceil
 from typing import Any, Protocol
 
 from natgrad.tables import seconds_text
@@ -52,12 +53,18 @@ class Plain:
     most: int = 20
     steps: int = 0
     every: int = field(default=1, init=False)
+    told: int = field(
+        default=0, init=False
+    )  # intervals of ``every`` steps that have had their line
 
     def start(self, step: int, steps: int) -> None:
-        self.steps, self.every = steps, max(1, steps // self.most)
+        self.steps, self.every = steps, max(1, ceil(steps / self.most))
+        self.told = step // self.every
 
     def step(self, step: int, values: Values) -> None:
-        if step % self.every == 0:
+        # Which steps are told here, the interval of the log decides.
+        if step // self.every > self.told:
+            self.told = step // self.every
             self.say(f"step {step} of {self.steps}: {line(values)}")
 
     def tested(self, step: int, values: Values) -> None:

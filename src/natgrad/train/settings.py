@@ -202,6 +202,18 @@ def contradictions(s: Settings) -> Iterator[str]:
             f"displacement and coupled belong to optimizer sgd but it is {s.optimizer}: leave them "
             "out, or pass optimizer sgd."
         )
+    if s.coupled and s.warmup:
+        yield (
+            "coupled keeps the ratio of momentum and learning rate at the first step, where warmup "
+            "makes the rate low, so that the momentum would rise above 1: leave one of the two out."
+        )
+    if s.network == "autoencoder" and 0 < s.width < 4:
+        yield (
+            f"width is {s.width} but the third layer of an autoencoder has a fourth of it: pass at "
+            "least 4."
+        )
+    if s.seed >= 2**63:
+        yield f"seed is {s.seed} but must be below 2**63: pass a smaller one."
     if s.target and s.metric not in METRICS_OF[s.loss]:
         yield (
             f"metric is {s.metric} but loss {s.loss} has {', '.join(METRICS_OF[s.loss])}: name one "

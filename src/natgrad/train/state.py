@@ -111,16 +111,18 @@ class Checkpoints:
         try:
             if call is not None:
                 call()
-        except (OSError, RuntimeError) as error:
-            problem = _first_line(error)
+        except (OSError, RuntimeError) as reason:
+            problem = _first_line(reason)
         problems = [one for one in self.comm.gather(problem) if one is not None]
         if problems:
             last = self.steps()
             left = f"that of step {last[-1]} is intact" if last else "there is none before it"
-            raise CheckpointError(
+            error = CheckpointError(
                 f"The checkpoint of step {step} could not be written to {self.folder} "
                 f"({problems[0]}), and {left}: make room, or name another folder with --out."
             )
+            error.everywhere = True
+            raise error
 
 
 def writable(folder: Path) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from natgrad.data import chances
 from natgrad.data.rows import Rows
 from natgrad.errors import DataError, NatgradError
+from natgrad.train.interruption import SIGNALS
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def _sound(batch: Any) -> Any:
 
 
 def _leave_signals(worker: int) -> None:
-    """Ctrl-C goes to all processes of a terminal; the one that trains ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Ctrl-C goes to all processes of a terminal, and torchrun's SIGTERM to all of a group; the one
+    that trains still needs its batch, and then ends the others."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

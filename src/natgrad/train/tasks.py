@@ -57,18 +57,13 @@ def task(settings: Settings) -> Task:
 def _check(settings: Settings) -> None:
     """Before data are read, which may take long."""
     name, loss = settings.data, settings.loss
-    kind = "tokens" if name in TEXTS else "pixels" if name == "membrane" else "classes"
-    allowed = {
-        "tokens": (TEXTS.get(name, ""),),
-        "pixels": ("pixels", "reconstruction"),
-        "classes": ("cross-entropy", "reconstruction"),
-    }[kind]
+    allowed = _losses(name)
     if loss not in allowed:
         raise SettingError(
             f"The data {name} go with loss {' or '.join(allowed)} but the loss is {loss}: name "
             "that, or other data."
         )
-    if settings.erasing and kind == "tokens":
+    if settings.erasing and name in TEXTS:
         raise SettingError(
             f"erasing is for images but the data {name} are text: leave it out, or name other data."
         )
@@ -82,6 +77,11 @@ def _check(settings: Settings) -> None:
             f"image sets the size of images of imagenet and membrane but the data are {name}: "
             "leave it out."
         )
+    if settings.network == "unet" and settings.image % UNET:
+        raise SettingError(
+            f"image is {settings.image} but a unet needs sides that {UNET} divides: pass "
+            f"{max(UNET, settings.image // UNET * UNET)}, or another network."
+        )
     if settings.folder and name == "digits":
         raise SettingError(
             "folder is where data are, but digits come with scikit-learn: leave it out."
@@ -90,6 +90,17 @@ def _check(settings: Settings) -> None:
 
 TEXTS = {"shakespeare": "tokens", "wikitext2": "masked-tokens"}  # and their losses
 AUGMENTED = ("mnist", "fashion-mnist", "cifar10")
+UNIT = ("digits", *AUGMENTED)  # those that can be read between 0 and 1
+UNET = 16  # for four levels
+
+
+def _losses(name: str) -> tuple[str, ...]:
+    if name in TEXTS:
+        return (TEXTS[name],)
+    if name == "membrane":
+        return ("pixels",)
+    # An autoencoder's outputs are logits of numbers between 0 and 1.
+    return ("cross-entropy", "reconstruction") if name in UNIT else ("cross-entropy",)
 
 
 def _images(read: Callable[[Settings], Split[Any]]) -> Callable[[Settings], tuple[Rows, Rows]]:

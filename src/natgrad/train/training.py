@@ -17,7 +17,8 @@ from natgrad.train import optimizers
 from natgrad.train.mixing import DROPOUT, Mixing
 from natgrad.train.settings import Settings
 from natgrad.train.stream import Cut, Micro, Stream, number
-from natgrad.train.tasks import task
+from natgrad.train.tasks import Task, task
+from natgrad.train.together import together
 
 EVALUATED = 256  # samples at once, where nothing else is said
 
@@ -29,12 +30,12 @@ class Training:
 
     def __init__(self, settings: Settings, comm: Communicator, device: torch.device) -> None:
         self.settings, self.comm, self.device = settings, comm, device
-        self.cut = _cut(settings, comm)
-        self.task = task(settings)
+        # Data may be missing on one of the machines.
+        self.cut, self.task, network = together(comm, lambda: _prepared(settings, comm))
         self.objective = self.task.objective
         self.steps_per_epoch = len(self.task.train) / settings.batch_size
         self.steps = settings.steps or ceil(settings.epochs * self.steps_per_epoch - 1e-9)
-        self.network = self.task.network().to(device)
+        self.network = network.to(device)
         self.model: nn.Module = self.network
         if comm.size > 1:
             devices = None if device.type == "cpu" else [device]
@@ -44,7 +45,7 @@ class Training:
         self.kfac = optimizers.preconditioner(settings, self.model, self.optimizer, self.objective)
         self.stream = Stream(self.task.train, settings.batch_size, settings.seed)
         self.rescaling = self._rescaling() if settings.rescaling else None
-        self.mixing = Mixing(settings, self.task.about.classes)
+        self.mixing = Mixing(settings, self.task.about.classes, self.cut)
 
     def batches(self, start: int) -> Iterator[tuple[int, Batches]]:
         """Every step from ``start`` on with what this rank reads for it."""
@@ -87,6 +88,7 @@ class Training:
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Metrics over all test data, of which each rank takes a share; the same on all ranks."""
+        self._share_buffers()
         self.network.eval()
         count, comm = len(self.task.test), self.comm
         rows = list(range(count * comm.rank // comm.size, count * (comm.rank + 1) // comm.size))
@@ -106,6 +108,21 @@ class Training:
             for name, value in one.items():
                 total[name] = total.get(name, 0.0) + value
         return self.objective.metrics(total)
+
+    def _share_buffers(self) -> None:
+        """Those of the first rank, which are saved, for all: batch norm's averages are of a rank's
+        own samples until the next step."""
+        buffers = list(self.network.buffers())
+        if self.comm.size == 1 or not buffers:
+            return
+        parts = [buffer.contiguous().reshape(-1).view(torch.uint8) for buffer in buffers]
+        size, ranks, first = sum(map(len, parts)), self.comm.size, self.comm.rank == 0
+        own = torch.cat(parts).repeat(ranks) if first else parts[0].new_empty(0)
+        sizes = [size if first else 0] * ranks
+        received = self.comm.exchange(own, sizes, [size] + [0] * (ranks - 1), "buffers").wait()
+        for buffer, part in zip(buffers, received.split([len(p) for p in parts]), strict=True):
+            # A copy begins where numbers of any kind may.
+            buffer.copy_(part.clone().view(buffer.dtype).reshape(buffer.shape))
 
     def mean(self, loss: Tensor) -> float:
         """Of all ranks."""
@@ -154,6 +171,11 @@ class Training:
         some = self.task.test.take([0], self.stream.drawn(self.task.test, [0]))
         inputs, _ = self.task.prepared(some, self.device)
         return WeightRescaling(normalized_layers(self.network, inputs).values())
+
+
+def _prepared(settings: Settings, comm: Communicator) -> tuple[Cut, Task, nn.Module]:
+    cut, found = _cut(settings, comm), task(settings)
+    return cut, found, found.network()
 
 
 def _cut(settings: Settings, comm: Communicator) -> Cut:

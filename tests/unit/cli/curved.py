@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 NUMBER = 3
 
@@ -37,6 +38,24 @@ def separable() -> list[tuple[Tensor, Tensor]]:
     x = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
     y = x[:, :3].argmax(1)
     return [(x[:20], y[:20]), (x[20:], y[20:])]
+
+
+def in_another_precision() -> list[tuple[Tensor, Tensor]]:
+    """Float64, with targets that are real numbers too."""
+    return [(x.double(), x[:, :3].double()) for x, _ in separable()]
+
+
+def shuffled() -> DataLoader[tuple[Tensor, ...]]:
+    x = torch.zeros(6, 5, dtype=torch.float64)
+    return DataLoader(TensorDataset(x, torch.zeros(6, dtype=torch.int64)), 3, shuffle=True)
+
+
+def mappings() -> list[dict[str, Tensor]]:
+    return [{"input": x.double(), "labels": y} for x, y in separable()]
+
+
+def ragged() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.ones(2, n), torch.zeros(2)) for n in (3, 4)]
 
 
 def empty() -> list[tuple[Tensor, Tensor]]:

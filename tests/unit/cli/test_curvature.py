@@ -287,7 +287,7 @@ def test_the_seed_is_that_of_the_weights(natgrad):
         ((NET, "random", "--sample", "x"), "--sample is 'x', which is no shape: write the "),
         (
             (NET, DATA, "--loss", "unit.cli.curved:total_loss"),
-            "The loss is ",
+            "The loss of ",
         ),
         ((NET, "unit.cli.curved:empty"), "data is empty, so there is nothing to average over: "),
         (

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 
 from natgrad.cli.datasets import Wanted, find
 from natgrad.cli.networks import Network
 from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, SquareLoss
 from natgrad.errors import SettingError
+from natgrad.operators import Problem
 from unit.cli import curved
 
 MLP = nn.Sequential(nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
@@ -134,9 +136,99 @@ def test_a_file_in_the_model_s_dtype(tmp_path):
     assert batches[0][1].dtype == torch.int64
 
 
+def test_bytes_of_a_file_are_numbers(tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez(file, x=np.full((4, 64), 200, dtype=np.uint8), y=np.arange(4, dtype=np.uint8))
+    ((x, y),) = data(str(file), dtype=torch.float64)
+    assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
+    assert torch.equal(x, torch.full((4, 64), 200.0, dtype=torch.float64))
+    (tokens,) = data(str(file), nn.Sequential(nn.Embedding(256, 3), nn.Flatten(), MLP))
+    assert tokens[0].dtype == torch.int64
+
+
+def test_a_model_that_returns_no_tensor():
+    class Nothing(nn.Module):
+        def forward(self, x):
+            return None
+
+    with pytest.raises(
+        SettingError, match=r"^The model returned an object of type NoneType but must"
+    ):
+        data("digits", Nothing())
+
+
+def test_a_model_that_returns_logits():
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"logits": MLP(x)}
+
+    ((x, _),) = data("digits", Named())
+    assert x.shape == (1797, 64)
+
+
 def test_what_a_function_returns_is_left_alone():
-    found = data("unit.cli.curved:separable", samples=3)
+    found = data("unit.cli.curved:separable")
+    assert isinstance(found, list)
     assert [len(x) for x, _ in found] == [len(x) for x, _ in curved.separable()]
+
+
+def test_some_of_what_a_function_returns():
+    batches = data("unit.cli.curved:separable", samples=24, batch_size=10, seed=1)
+    assert [len(x) for x, _ in batches] == [10, 10, 4]
+    x, y = (torch.cat(one) for one in zip(*batches, strict=True))
+    whole, labels = (torch.cat(one) for one in zip(*curved.separable(), strict=True))
+    where = [int((whole == row).all(1).nonzero()[0]) for row in x]
+    assert where == sorted(set(where))
+    assert torch.equal(y, labels[where])
+    other = data("unit.cli.curved:separable", samples=24, seed=2)
+    assert not torch.equal(other[0][0], x)
+    assert [len(x) for x, _ in data("unit.cli.curved:separable", batch_size=20)] == [20, 10]
+    assert [len(x) for x, _ in data("unit.cli.curved:separable", samples=99)] == [30]
+
+
+@pytest.mark.parametrize("options", [{}, {"samples": 4}, {"batch_size": 4}])
+def test_a_function_s_numbers_in_the_model_s_dtype(options):
+    found = data("unit.cli.curved:in_another_precision", **options)
+    assert {(x.dtype, y.dtype) for x, y in found} == {(torch.float32, torch.float32)}
+    found = data("unit.cli.curved:separable", dtype=torch.float64, **options)
+    assert {(x.dtype, y.dtype) for x, y in found} == {(torch.float64, torch.int64)}
+
+
+def test_a_function_s_mappings_in_the_model_s_dtype():
+    found = data("unit.cli.curved:mappings")
+    assert len(found) == 2
+    for _ in range(2):  # as often as asked for
+        assert [x["input"].dtype for x, _ in found] == [torch.float32] * 2
+    problem = Problem(nn.Linear(5, 3), CrossEntropy(), found)
+    assert problem.samples == 30
+
+
+def test_a_function_s_loader_still_says_that_it_shuffles():
+    found = data("unit.cli.curved:shuffled")
+    assert [x.dtype for x, _ in found] == [torch.float32] * 2
+    assert isinstance(found.sampler, RandomSampler)
+
+
+@pytest.mark.parametrize("options", [{}, {"samples": 4}, {"batch_size": 4}])
+def test_nothing_from_a_function(options):
+    assert data("unit.cli.curved:empty", **options) == []
+
+
+def test_what_cannot_be_cut():
+    with pytest.raises(SettingError) as error:
+        data("unit.cli.curved:mappings", samples=3)
+    assert str(error.value) == (
+        "DATA 'unit.cli.curved:mappings' gives batches of dict and Tensor, but --samples and "
+        "--batch-size can only cut pairs of tensors with a row for each sample: leave them out, "
+        "and cut the data in the function."
+    )
+    with pytest.raises(SettingError) as error:
+        data("unit.cli.curved:ragged", batch_size=3)
+    assert str(error.value) == (
+        "DATA 'unit.cli.curved:ragged' gives samples of unlike shapes, [[3], []] and [[4], []], "
+        "which --samples and --batch-size cannot put together: leave them out, and cut the data "
+        "in the function."
+    )
 
 
 def test_what_is_no_function():

@@ -7,10 +7,16 @@ from dataclasses import fields
 
 import pytest
 
+from natgrad.errors import CheckpointError, CoverageError, DataError, SettingError
 from natgrad.train import PRESETS, Settings
 from natgrad.train.toml import read
 
 TINY = ("--preset", "digits-cnn", "--width", "2", "--steps", "4", "--batch-size", "32")
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorboard(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
 
 def test_help_fits_a_screen_and_has_an_example(natgrad, monkeypatch):
@@ -155,13 +161,38 @@ def test_missing_packages(natgrad, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     said = natgrad("train", *TINY, "--out", str(tmp_path))
     assert (said.code, said.err) == (
-        2,
+        1,
         "natgrad: The digits come with scikit-learn, which is not installed: pip install "
         "'natgrad[demo]'.\n",
     )
 
 
 def test_other_ranks_are_silent(natgrad, tmp_path, monkeypatch):
+    """Where all have the same to say."""
     monkeypatch.setenv("RANK", "1")
     said = natgrad("train", "--preset", "nothing")
     assert (said.code, said.out, said.err) == (2, "", "")
+
+
+def test_an_error_of_another_rank_alone(natgrad, tmp_path, monkeypatch):
+    def spoilt(self, step, batches):
+        raise DataError("Sample 99 is spoilt: remove it.")
+
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr("natgrad.train.loop.Training.step", spoilt)
+    said = natgrad("train", *TINY, "--out", str(tmp_path))
+    assert (said.code, said.out) == (1, "")
+    assert said.err.splitlines()[-1] == "natgrad: rank 3: Sample 99 is spoilt: remove it."
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(SettingError, 2), (CoverageError, 2), (DataError, 1), (CheckpointError, 1)],
+)
+def test_exit_codes_are_those_of_all_commands(natgrad, tmp_path, monkeypatch, error, code):
+    def fails(*args, **others):
+        raise error("No.")
+
+    monkeypatch.setattr("natgrad.cli.train.run", fails)
+    said = natgrad("train", *TINY, "--out", str(tmp_path))
+    assert (said.code, said.err) == (code, "natgrad: No.\n")

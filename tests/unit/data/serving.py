@@ -1,9 +1,11 @@
 """An HTTP server on this machine that misbehaves as it is told to."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import patch
 
 
 class Server:
@@ -58,6 +60,11 @@ class Listening(ThreadingHTTPServer):
     told: Server
 
 
+def without_proxy():
+    """Which would be asked for this machine's own addresses, too."""
+    return patch.dict(os.environ, {"no_proxy": "127.0.0.1"})
+
+
 @contextmanager
 def serving() -> Iterator[Server]:
     with Listening(("127.0.0.1", 0), Handler) as server:
@@ -65,7 +72,8 @@ def serving() -> Iterator[Server]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield server.told
+            with without_proxy():
+                yield server.told
         finally:
             server.shutdown()
             thread.join()

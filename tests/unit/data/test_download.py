@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from natgrad.data.download import download, is_right
 from natgrad.data.sources import Remote
 from natgrad.errors import DataError, SettingError
 from unit.data.saying import says
-from unit.data.serving import serving
+from unit.data.serving import Server, serving, without_proxy
 
 CONTENT = bytes(range(256)) * 4000  # four chunks
 
@@ -221,10 +222,19 @@ def test_no_mirror_at_all(server, tmp_path):
 
 
 def test_nobody_answers(tmp_path):
+    """A port that is taken, so that nobody else listens there, but not listened to."""
+    with socket.socket() as taken, without_proxy():
+        taken.bind(("127.0.0.1", 0))
+        server = Server(taken.getsockname()[1])
+        fails(server, tmp_path / "here", "cannot be reached: Connection refused, 4 times")
+
+
+def test_a_proxy_is_not_asked_for_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1/")
     with serving() as server:
-        address = server.address
-    server.address = address
-    fails(server, tmp_path / "here", "cannot be reached: Connection refused, 4 times")
+        server.files["f.bin"] = CONTENT
+        download(remote(), [server.address], tmp_path / "here")
+    assert (tmp_path / "here").read_bytes() == CONTENT
 
 
 def test_a_connection_that_breaks_off(server, tmp_path, monkeypatch):
@@ -314,7 +324,15 @@ def test_a_folder_in_its_place(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mirror", ["file:///etc/", "file://localhost/etc/", "ftp://x/", "example.org/data", "http:///x"]
+    "mirror",
+    [
+        "file:///etc/",
+        "file://localhost/etc/",
+        "ftp://x/",
+        "example.org/data",
+        "http:///x",
+        "http://[x",
+    ],
 )
 def test_addresses(tmp_path, mirror):
     says(

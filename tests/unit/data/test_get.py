@@ -238,3 +238,13 @@ def test_what_was_brought_is_read(server, places):
     )  # fmt: skip
     get(source)
     assert len(mnist().train) == 4
+
+
+def test_a_folder_in_the_place_of_an_unpacked_file(server, places):
+    (places.cache / "s" / "one.txt").mkdir(parents=True)
+    says(
+        DataError,
+        f"{places.cache / 's' / 'one.txt'} cannot be written (Is a directory): make way for it, or "
+        "name another folder with 100 B of room with --to.",
+        lambda: get(packed(server)),
+    )

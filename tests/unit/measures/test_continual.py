@@ -78,6 +78,21 @@ def test_the_penalty_is_the_quadratic_form_of_all_tasks(structure, curvature):
     assert prior.tasks == 2
 
 
+def test_the_empirical_precision_of_a_square_loss_sums_squares_of_gradients():
+    """A mean over samples and outputs has ``W = N D`` terms, which is not N."""
+    model = nn.Linear(3, 2, bias=False).to(DTYPE)
+    x, y = torch.randn(5, 3, dtype=DTYPE), torch.randn(5, 2, dtype=DTYPE)
+    prior = CurvaturePrior(Full())
+    prior.add(model, F.mse_loss, (x, y), importance=1.5, curvature=EmpiricalFisher())
+    residual = 2 * (model(x) - y).detach()
+    rows = torch.einsum("no,ni->noi", residual, x).flatten(1)
+    before = flat(model).detach().clone()
+    move(model)
+    d = flat(model).detach() - before
+    truth = 1.5 * (rows @ d).square().sum() / 2
+    assert torch.allclose(prior.penalty(model).detach(), truth, rtol=1e-10)
+
+
 def ridge(xs, ys, tau):
     """The joint optimum of ``Σ_n |y - W x|² + tau/2 |W|²`` over all data, ``[OUT, IN]``."""
     x, y = torch.cat(xs), torch.cat(ys)

@@ -189,10 +189,13 @@ def errors():
         "damping": (lambda: influence(matrix, test, damping=-1), "damping is -1 but must be"),
         "own damping": (lambda: self_influence(matrix, damping=-1), "damping is -1 but must be"),
         "test": (lambda: influence(matrix, other), "has 4 parameters, which are not the 4 of"),
-        "order": (lambda: influence(mixed, test), "The training data come from a DataLoader that"),
+        "order": (
+            lambda: influence(mixed, test),
+            "nobody could say which training sample a score is of",
+        ),
         "test order": (
             lambda: pairwise_influence(matrix, shuffled),
-            "The test data come from a DataLoader that shuffles",
+            "nobody could say which test sample a score is of",
         ),
         "k": (lambda: found.helpful(0), "k is 0 but must be a whole number of at least 1"),
         "many": (lambda: found.harmful(99), "k is 99 but there are only 14 training samples"),

@@ -151,3 +151,15 @@ def test_refusals():
         "least 2 samples."
     ):
         NoiseScale(1, 0.0, 1.0, None, None).unbiased()
+
+
+@pytest.mark.parametrize("n", [5, 200])
+def test_a_large_mean_gradient_costs_no_digits(n):
+    x = 1 + 1e-3 * torch.randn(n, 3)
+    y = 100 + 1e-1 * torch.randn(n, 2)
+    model = network(3, 2).float()
+    found = noise_scale(model, F.mse_loss, (x, y), matrix=ggn)
+    model.double()
+    exact = noise_scale(model, F.mse_loss, (x.double(), y.double()), matrix=ggn)
+    assert found.variance == pytest.approx(exact.variance, rel=1e-3)
+    assert found.curved_variance == pytest.approx(float(exact.curved_variance), rel=1e-3)

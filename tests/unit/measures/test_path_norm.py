@@ -273,8 +273,8 @@ class TestRefusals:
     def test_statistics_of_the_batch(self):
         module = nn.BatchNorm1d(2, track_running_stats=False, dtype=DTYPE).eval()
         with refuses(
-            "BatchNorm normalises by its batch, so that paths have no weights: call model.eval(), "
-            "and let it keep running statistics."
+            "BatchNorm1d '' has no running statistics, so that it always mixes the samples of a "
+            "batch: give it track_running_stats=True, or take a norm layer of single samples."
         ):
             norm(module, (2,), 2.0)
 

@@ -239,8 +239,8 @@ class TestRefusals:
         norm = nn.BatchNorm1d(3, track_running_stats=False, dtype=DTYPE)
         model = nn.Sequential(nn.Linear(3, 3, dtype=DTYPE), norm).eval()
         with refuses(
-            "BatchNorm1d '1' keeps no running statistics, so it is no linear map: make it with "
-            "track_running_stats=True."
+            "BatchNorm1d '1' has no running statistics, so that it always mixes the samples of a "
+            "batch: give it track_running_stats=True, or take a norm layer of single samples."
         ):
             spectral_bound(model, F.cross_entropy, (x, y))
 

@@ -117,8 +117,9 @@ class TestLosses:
 
         says(
             SettingError,
-            "The loss is 2 on a batch and 4 on the same batch with every sample twice, so it is no "
-            'mean over samples: divide by their number (reduction="mean").',
+            "The loss of 5 samples is 2 but the mean of their single losses is 0.4, so it is no "
+            "mean over samples: divide by their number, and give weighted or ignored targets to "
+            "natgrad.CrossEntropy.",
             ops.hessian,
             model,
             loss,

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from natgrad.errors import SettingError
+from natgrad.operators import Problem
 from natgrad.operators.data import Data, read
 from unit.operators.small import says
 
@@ -184,7 +186,7 @@ class TestMessages:
         says(
             SettingError,
             "data is empty, so there is nothing to average over: give at least one batch.",
-            lambda: list(Data(empty)),
+            lambda: Problem(nn.Linear(3, 2), F.cross_entropy, empty),
         )
 
     @pytest.mark.parametrize("inputs", [X[:0], {}, (), torch.tensor(3.0)], ids=str)

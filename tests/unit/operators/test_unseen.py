@@ -18,7 +18,12 @@ SHARED = (
     "for several of them, or after which the model mixes them: give it an input for every sample, "
     "leave it out with parameters=[...], or take structure=None."
 )
-CASES_IN_FRONT = [case for case in CASES if case.batched and not case.batch_axis]
+CASES_IN_FRONT = [
+    case
+    for case in CASES
+    # Statistics of a batch are refused before.
+    if case.batched and not case.batch_axis and "untracked" not in case.name
+]
 
 
 def of(model, data, **options):

@@ -1,5 +1,9 @@
 """A small run on real digits with everything random on, that tests train, interrupt and resume."""
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +13,8 @@ import torch
 
 from natgrad import data
 from natgrad.train import Settings
+from natgrad.train.logs import read
+from natgrad.train.toml import written
 
 
 def settings(**others) -> Settings:
@@ -29,6 +35,40 @@ def settings(**others) -> Settings:
         "log_every": 1,
     }
     return Settings(**{**values, **others})
+
+
+@contextmanager
+def command(settings: Settings, folder: Path, *launcher: str) -> Iterator[subprocess.Popen]:
+    """`natgrad train` in a process of its own, which does not live longer than the test."""
+    file = folder.with_suffix(".toml")
+    file.write_text(written(settings), encoding="utf-8")
+    options = ["-m", "natgrad", "train", "--settings", str(file), "--out", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, *launcher, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()  # which a launcher passes on
+            try:
+                process.communicate(timeout=40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+def wait_for(process: subprocess.Popen, folder: Path, lines: int, seconds: float) -> None:
+    """Until the log of the process has so many."""
+    deadline = time.monotonic() + seconds
+    while len(read(folder)) < lines:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def checkpoint(folder: Path) -> dict:
@@ -65,5 +105,6 @@ def made_up_digits() -> Iterator[None]:
     labels = torch.randint(10, (300,), generator=draw)
     scale = data.Normalise((0.5,), (0.3,), full=16.0)
     some = data.Images(images, labels, tuple("0123456789"), scale)
-    with patch.object(data, "digits", lambda: data.Split(some, some)):
+    without = patch.dict(sys.modules, {"torch.utils.tensorboard": None})
+    with without, patch.object(data, "digits", lambda: data.Split(some, some)):
         yield

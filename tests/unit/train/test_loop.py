@@ -4,20 +4,17 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from natgrad.errors import CheckpointError, SettingError
-from natgrad.train import optimizers, train
+from natgrad.train import loop, optimizers, train
 from natgrad.train.interruption import Interruption
 from natgrad.train.logs import read
 from natgrad.train.state import Checkpoints
-from natgrad.train.toml import written
 from unit.train import runs
 
 pytest.importorskip("sklearn")
@@ -163,11 +160,41 @@ def test_a_full_disk_during_a_run(tmp_path, monkeypatch):
 
 def test_kfac_must_be_the_same(tmp_path):
     train(runs.settings(steps=1), tmp_path)
+    (tmp_path / "settings.toml").unlink()
     with pytest.raises(CheckpointError) as error:
         train(runs.settings(steps=2, kfac=False), tmp_path, resume=True)
     assert str(error.value) == (
         "The checkpoint was written with K-FAC but the run is not: go on with the same settings."
     )
+
+
+def test_another_run_is_not_gone_on_with(tmp_path):
+    train(runs.settings(steps=1), tmp_path)
+    with pytest.raises(SettingError) as error:
+        train(runs.settings(steps=2, lr=0.5), tmp_path, resume=True)
+    assert str(error.value) == (
+        f"lr is 0.5 but the run in {tmp_path} has 0.02, and would be another: leave it out to go "
+        "on, or name another folder with --out."
+    )
+    assert runs.checkpoint(tmp_path)["step"] == 1
+    train(runs.settings(steps=2, log_every=3, micro_batch=16), tmp_path, resume=True)
+
+
+def test_no_run_goes_on_to_what_is_behind_it(tmp_path):
+    train(runs.settings(steps=3), tmp_path)
+    with pytest.raises(SettingError) as error:
+        train(runs.settings(steps=2), tmp_path, resume=True)
+    assert str(error.value) == (
+        f"The run lasts for 2 steps but that in {tmp_path} has 3 already: pass at least as many to "
+        "go on."
+    )
+
+
+def test_the_clock_of_a_run_that_goes_on(monkeypatch):
+    """Four steps after the fifth, of two seconds each."""
+    now = iter([100.0, 108.0])
+    monkeypatch.setattr(loop, "perf_counter", lambda: next(now))
+    assert loop.Clock(SimpleNamespace(kfac=None), 5).read(9) == {"seconds": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -187,46 +214,29 @@ def test_learning_rates(values, expected):
     assert [rate(step) for step in (0, 10, 20, 40)] == pytest.approx(expected, abs=1e-12)
 
 
-def command(folder, *more):
-    settings = folder.with_suffix(".toml")
-    settings.write_text(written(runs.settings(steps=40)), encoding="utf-8")
-    options = ["--settings", str(settings), "--out", str(folder), *more]
-    return [sys.executable, "-m", "natgrad", "train", *options]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    train(runs.settings(steps=40), folder)
-    return folder
-
-
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_interrupted_by_a_signal_at_a_random_step(name, undisturbed, tmp_path):
+def test_interrupted_by_a_signal_at_a_random_step(name, tmp_path):
+    """Far from its end; then it goes on for a few steps. The settings are such that no step depends
+    on the length of a run, which may therefore be another one."""
     folder = tmp_path / "run"
     number, after = getattr(signal, name), random.Random(name).randint(2, 25)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if len(read(folder)) >= after:
-            process.send_signal(number)
-            break
-        time.sleep(0.001)
-    out, err = process.communicate(timeout=120)
+    with runs.command(runs.settings(steps=2000), folder) as process:
+        runs.wait_for(process, folder, after, 120)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
     killed = number == signal.SIGKILL
     assert process.returncode == (-number if killed else 128 + number), err
-    stopped = Checkpoints(folder / "checkpoints", 2, None).steps()[-1:]
+    stopped = max(Checkpoints(folder / "checkpoints", 2, None).steps(), default=0)
     if not killed:
-        assert 2 <= stopped[0] < 40
+        assert after <= stopped < 2000
         assert out == (
-            f"Stopped by {name} after step {stopped[0]} of 40; natgrad train --resume --out "
+            f"Stopped by {name} after step {stopped} of 2000; natgrad train --resume --out "
             f"{folder} goes on.\n"
         )
-    train(runs.settings(steps=40), folder, resume=True)
-    runs.assert_same(undisturbed, folder)
+    length = runs.settings(steps=stopped + 5)
+    train(length, folder, resume=True)
+    train(length, tmp_path / "undisturbed")
+    runs.assert_same(tmp_path / "undisturbed", folder)
 
 
 def test_a_second_signal_ends_at_once():

@@ -60,7 +60,7 @@ def test_it_builds(name):
 
 
 @pytest.mark.parametrize("row", LARGE_BATCH, ids=lambda row: str(row.batch))
-def test_large_batches_are_those_of_the_table(row):
+def test_large_batches_are_those_of_the_table(row, monkeypatch):
     """The schedules are the objects that the table's own methods make (O23)."""
     settings = preset(f"imagenet-resnet50-bs{row.batch}")
     rate = optimizers.rate(settings, row.steps_per_epoch(), row.steps())
@@ -76,6 +76,11 @@ def test_large_batches_are_those_of_the_table(row):
     assert made.param_groups[0]["displacement_momentum"] == pytest.approx(
         row.momentum_schedule()(200)
     )
+    given = {}
+    monkeypatch.setattr(optimizers, "KFAC", lambda *args, **others: given.update(others))
+    optimizers.preconditioner(settings, model, made, Classes(2))
+    assert row.kfac() == {name: given[name] for name in row.kfac()}
+    monkeypatch.undo()
     kfac = optimizers.preconditioner(settings, model, made, Classes(2))
     for step in (0, 7, 100):
         now = kfac.settings.at(step)

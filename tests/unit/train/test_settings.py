@@ -131,6 +131,20 @@ def test_a_missing_file(tmp_path):
             "pass optimizer sgd.",
         ),
         (
+            {"coupled": True, "warmup": 1.0},
+            "coupled keeps the ratio of momentum and learning rate at the first step, where warmup "
+            "makes the rate low, so that the momentum would rise above 1: leave one of the two "
+            "out.",
+        ),
+        (
+            {"network": "autoencoder", "loss": "reconstruction", "mixup": 0.0, "width": 3},
+            "width is 3 but the third layer of an autoencoder has a fourth of it: pass at least 4.",
+        ),
+        (
+            {"seed": 2**63},
+            "seed is 9223372036854775808 but must be below 2**63: pass a smaller one.",
+        ),
+        (
             {"target": 0.5, "metric": "dice"},
             "metric is dice but loss cross-entropy has loss, accuracy: name one of these.",
         ),

@@ -1,5 +1,9 @@
 """Any cut into processes and micro-batches reads the same samples, and draws the same for them."""
 
+import multiprocessing
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +100,16 @@ def test_workers_read_the_same_and_pass_errors_on():
             list(Stream(Numbered(100), 100, seed=1).read(iter([Micro(0, 0, 100)]), workers))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_outlive_signals_to_all(number):
+    """torchrun, or a terminal, sends them to workers as well, and the step needs its batch."""
+    reading = Stream(Numbered(50), 8, seed=1).read((Micro(step, 0, 8) for step in range(9)), 1)
+    next(reading)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, number)
+    assert len(list(reading)) == 8
+
+
 def test_no_data():
     with pytest.raises(DataError, match=r"^There are no training data: name others\.$"):
         Stream(Numbered(0), 4, seed=0)
@@ -122,14 +136,15 @@ def images(step):
 def mixed(cut, steps, start=0, states=()):
     """Each step's batch as all ranks together make it, and their states at the end."""
     settings = runs.settings(batch_size=BATCH)
-    mixings = [Mixing(settings, 10) for _ in range(cut.ranks)]
+    cuts = [Cut(BATCH, rank, cut.ranks, cut.at_once) for rank in range(cut.ranks)]
+    mixings = [Mixing(settings, 10, one) for one in cuts]
     for mixing in mixings:
         mixing.load_state_dict(states)
     found = []
     for step in range(start, steps):
         parts = []
-        for rank, mixing in enumerate(mixings):
-            for micro in Cut(BATCH, rank, cut.ranks, cut.at_once).micros(step):
+        for one, mixing in zip(cuts, mixings, strict=True):
+            for micro in one.micros(step):
                 inputs, targets = images(step)
                 parts.append(mixing(micro, inputs[micro.places], targets[micro.places]))
         found.append(tuple(torch.cat(one) for one in zip(*parts, strict=True)))
@@ -161,10 +176,34 @@ def test_it_does_mix_and_erase():
     np.testing.assert_allclose(targets.sum(1), 1, rtol=1e-6)
 
 
+def test_it_erases_what_is_mixed():
+    """The next batch is mixed with one that has no holes, and has holes of its own."""
+    ((first, _), (second, _)), states = mixed(Cut(BATCH, 0, 1, BATCH), 2)
+    assert (first == 0).any()
+    assert (second == 0).any()
+    assert (states[0]["inputs"] >= 1).all()  # as raw images are
+    kept = second != 0
+    assert torch.equal(second[kept], states[0]["inputs"][kept])
+
+
+def test_a_rank_keeps_its_own_share():
+    _, states = mixed(Cut(BATCH, 0, 1, BATCH), 1)
+    mixing = Mixing(runs.settings(batch_size=BATCH), 10, Cut(BATCH, 2, 4, 2))
+    mixing.load_state_dict(states)
+    own = mixing.state_dict()
+    assert [(one["first"], one["last"]) for one in own] == [(6, 7), (7, 9)]
+    for one in own:
+        part = states[0]["inputs"][one["first"] : one["last"]]
+        assert torch.equal(one["inputs"], part)
+        assert one["inputs"].untyped_storage().nbytes() == part.nbytes  # not a view of all
+
+
 def test_a_lost_share_is_found_out():
     _, states = mixed(Cut(BATCH, 0, 3, 4), 1)
     with pytest.raises(CheckpointError) as error:
-        Mixing(runs.settings(batch_size=BATCH), 10).load_state_dict(states[:2])
+        Mixing(runs.settings(batch_size=BATCH), 10, Cut(BATCH, 0, 1, 12)).load_state_dict(
+            states[:2]
+        )
     assert str(error.value) == (
         "The checkpoint has no mixed samples from 8 of 12 on: take one that is complete."
     )

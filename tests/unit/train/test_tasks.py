@@ -115,6 +115,20 @@ def test_weights_before_norms_keep_their_norm(monkeypatch):
             "other data.",
         ),
         (
+            {"data": "membrane", "loss": "reconstruction", "network": "autoencoder", "mixup": 0.0},
+            "The data membrane go with loss pixels but the loss is reconstruction: name that, or "
+            "other data.",
+        ),
+        (
+            {"data": "imagenet", "loss": "reconstruction", "network": "autoencoder", "mixup": 0.0},
+            "The data imagenet go with loss cross-entropy but the loss is reconstruction: name "
+            "that, or other data.",
+        ),
+        (
+            {"data": "membrane", "loss": "pixels", "network": "unet", "mixup": 0.0, "image": 100},
+            "image is 100 but a unet needs sides that 16 divides: pass 96, or another network.",
+        ),
+        (
             {"data": "shakespeare", "loss": "tokens", "mixup": 0.0},
             "erasing is for images but the data shakespeare are text: leave it out, or name other "
             "data.",

@@ -1,7 +1,9 @@
 """What a run says: lines of progress, the log, and TensorBoard where it is installed."""
 
 import json
+import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -30,6 +32,16 @@ def test_plain_lines_are_few():
     assert said[-1] == "step 200 of 200: test loss 0.5, dice 90.0%"
 
 
+@pytest.mark.parametrize(("steps", "interval"), [(300, 10), (140, 10), (39, 1), (1000, 7)])
+def test_plain_lines_are_about_twenty_at_any_interval_of_the_log(steps, interval):
+    said = []
+    plain = progress.Plain(said.append)
+    plain.start(0, steps)
+    for step in range(interval, steps + 1, interval):
+        plain.step(step, {"loss": 1.0})
+    assert min(20, steps // interval) * 0.7 <= len(said) <= 20
+
+
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     assert isinstance(progress.shown(print), progress.Plain)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -54,21 +66,35 @@ def test_the_log_is_lines_of_json(tmp_path):
     assert read(tmp_path)[1] == {"kind": "test", "step": 1, "accuracy": 0.25}
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_log_on_a_full_disk(tmp_path):
     log = Log(tmp_path, 0)
     log._file.close()
-    with open("/dev/full", "w") as full:
-        log._file = full
+    log._file = open("/dev/full", "w")  # noqa: SIM115
+    for call in (lambda: log("train", 1, {"loss": 0.5}), log.close):
         with pytest.raises(CheckpointError) as error:
-            log("train", 1, {"loss": 0.5})
+            call()
         assert str(error.value) == (
             f"The log {tmp_path / 'log.jsonl'} could not be written (No space left on device), "
             "checkpoints are intact: make room, or name another folder with --out."
         )
-        log._file = open(tmp_path / "log.jsonl")  # noqa: SIM115
-        with pytest.raises(OSError, match="No space left"):
-            full.close()
+    assert log._file.closed
     log.close()
+
+
+def test_a_log_that_cannot_be_cut_stays(tmp_path, monkeypatch):
+    log = Log(tmp_path, 0)
+    for step in (1, 2):
+        log("train", step, {"loss": 0.5})
+    log.close()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(CheckpointError, match=r"cannot be written to \(No space left on device\)"):
+        Log(tmp_path, 1)
+    assert [line["step"] for line in read(tmp_path)] == [1, 2]
 
 
 def test_tensorboard_gets_the_same(tmp_path, monkeypatch):
