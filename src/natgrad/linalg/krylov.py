@@ -12,21 +12,28 @@ from torch import Tensor
 from natgrad.linalg.matrix import Matrix
 
 _PASSES = 4
+_LAST = 2
+# Of the norm: rounding along other rows is larger than that of a unit vector by its inverse.
+_LEFT = 0.25
 
 
 def orthogonalise(rows: Tensor, w: Tensor) -> tuple[Tensor, Tensor, float]:
     """``w [n]`` without its components along orthonormal ``rows [m, n]``, these, and the norm left.
 
-    Gram-Schmidt is repeated until it no longer takes away half of what is left.
+    Gram-Schmidt is repeated until it no longer takes away most of what is left. What a chain has
+    along its last two rows goes first, so that one pass over all of them is mostly enough.
     """
     components = torch.zeros(len(rows), dtype=w.dtype, device=w.device)
     norm = float(w.norm())
+    if len(rows) > _LAST:
+        components[-_LAST:] = rows[-_LAST:] @ w
+        w = w - rows[-_LAST:].T @ components[-_LAST:]
     for _ in range(_PASSES):
         taken = rows @ w
         w = w - rows.T @ taken
         components += taken
         before, norm = norm, float(w.norm())
-        if norm >= 0.5 * before:
+        if norm >= _LEFT * before:
             break
     return w, components, norm
 

@@ -235,7 +235,10 @@ class _Chain:
         self.matrix, self.values, self.near, self.last = matrix, values, near, last
         self.kept, self.room = len(kept), room
         rest, _, norm = orthogonalise(kept, start / start.norm())
-        self.rows = torch.cat([kept, rest[None] / norm]) if norm > _EMPTY else kept
+        self._rows = kept  # with room for more, which is doubled when it is full
+        self._length = len(kept)
+        if norm > _EMPTY:
+            self._push(rest / norm)
         self.diagonal: list[float] = []
         self.off: list[float] = []
 
@@ -251,8 +254,20 @@ class _Chain:
             self.off.append(norm)
             if norm <= 8 * self.matrix.precision * size or self._through():
                 break
-            self.rows = torch.cat([self.rows, rest[None] / norm])
+            self._push(rest / norm)
         return True
+
+    @property
+    def rows(self) -> Tensor:
+        return self._rows[: self._length]
+
+    def _push(self, row: Tensor) -> None:
+        if self._length == len(self._rows):
+            grown = self._rows.new_empty(2 * self._length + 8, self._rows.shape[1])
+            grown[: self._length] = self._rows
+            self._rows = grown
+        self._rows[self._length] = row
+        self._length += 1
 
     def found(self) -> Tensor:
         """``[k, n]``, the vectors that belong among the wanted ones."""

@@ -28,6 +28,9 @@ class Factored:
     index: Tensor
     groups: int
     rows: int
+    # Where the weight begins, and the bias if there is one, if they lie in a flat vector as they
+    # do in the matrix: then a single vector needs no index.
+    plain: tuple[int, int | None] | None = None
 
     @property
     def positions(self) -> int:
@@ -48,11 +51,35 @@ class Factored:
         return t.view(n, self.groups, s, -1).transpose(0, 1).reshape(self.groups, n * s, -1)
 
     def forward(self, v: Tensor) -> Tensor:
+        if self.plain is not None and v.shape[1] == 1:
+            return torch.bmm(self.g, self._apart(self._one(v[:, 0]).unsqueeze(0)))
         m = v[self.index].view(self.groups, self.a.shape[2], -1)  # [b, c, r * k]
         return torch.bmm(self.g, self._apart(torch.bmm(self.a, m)))
 
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Views of weight ``[r, c]`` and bias ``[r]`` in a flat vector."""
+        assert self.plain is not None
+        start, bias = self.plain
+        cols = self.a.shape[2] - (bias is not None)
+        weight = flat[start : start + self.rows * cols].view(self.rows, cols)
+        return weight, None if bias is None else flat[bias : bias + self.rows]
+
+    def _one(self, flat: Tensor) -> Tensor:
+        """``[n * s, r]``."""
+        weight, bias = self._parts(flat)
+        a = self.a[0, :, : weight.shape[1]]
+        return a @ weight.mT if bias is None else torch.addmm(bias, a, weight.mT)
+
     def backward(self, u: Tensor, out: Tensor) -> None:
         z = self._together(torch.bmm(self.g.mT, u))
+        if self.plain is not None and u.shape[2] == 1:
+            weight, bias = self._parts(out[:, 0]) if out.is_contiguous() else (None, None)
+            if weight is not None:
+                one = z[0]  # [n * s, r]
+                weight.addmm_(one.mT, self.a[0, :, : weight.shape[1]])
+                if bias is not None:
+                    bias += one.sum(0)
+                return
         d = torch.bmm(self.a.mT, z)  # [b, c, r * k]
         out[self.index] += d.view(len(self.index), -1)
 
@@ -191,5 +218,16 @@ def _part(
     a = per_sample(layer.with_ones(layer.weight_inputs(x, dtype)), samples)  # [b, n, s, c]
     g = torch.stack([per_sample(grouped(layer.gradients(one)).to(dtype), samples) for one in gs])
     g = g.permute(2, 0, 1, 3, 4).flatten(2).contiguous()  # [q, b, n, s, r] -> [n, q, bsr]
-    turned = index.view(groups, rows, cols).transpose(1, 2).flatten()
-    return Factored(a.flatten(1, 2).contiguous(), g, turned, groups, rows)
+    matrix = index.view(groups, rows, cols)
+    turned = matrix.transpose(1, 2).flatten()
+    plain = _plain(matrix, layer) if groups == 1 else None
+    return Factored(a.flatten(1, 2).contiguous(), g, turned, groups, rows, plain)
+
+
+def _plain(matrix: Tensor, layer: Layer[Any]) -> tuple[int, int | None] | None:
+    """``matrix [1, rows, cols]`` of places in a flat vector: where weight and bias begin."""
+    cols = matrix.shape[2] - (layer.bias is not None)
+    weight, bias = matrix[0, :, :cols].flatten(), matrix[0, :, cols:].flatten()
+    if not len(weight) or any(bool((part.diff() != 1).any()) for part in (weight, bias)):
+        return None
+    return int(weight[0]), int(bias[0]) if len(bias) else None

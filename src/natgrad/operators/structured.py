@@ -200,7 +200,10 @@ def sums_of(
         draw = 0
         for stack in vectors.stacks(problem.loss, output, batch, index):
             for use, x, gs in tape.pull(output, stack):
-                if wanted[use[0]]:
+                block, layer = use
+                if wanted[block]:
+                    if tape.current.calls[block] == 1:  # calls that are summed stay apart
+                        gs = block.structure.folded(layer, gs)
                     for j, g in enumerate(gs):
                         statistics.add(use, x, g, tape.current, draw + j)
             draw += len(stack)

@@ -110,9 +110,11 @@ def batched_grad(
 
 def positions(problem: Problem, block: Block) -> Tensor:
     """Where the entries of ``vec(W)`` lie in a flat vector, ``[groups * rows * cols]``."""
+    own = {id(p) for p in block.parameters}
     where = {
         id(p): torch.arange(part.start, part.stop).view(p.shape)
         for p, part in zip(problem.parameters.values(), problem.space.slices.values(), strict=True)
+        if id(p) in own
     }
     index = torch.zeros(block.shape, dtype=torch.int64)
     block.layers[0].load(index, lambda p: where[id(p)])

@@ -66,6 +66,11 @@ class Structure(ABC):
         """The summary of two calls on the same samples."""
         return tuple(a + b for a, b in zip(one, two, strict=True))
 
+    def folded(self, layer: AnyLayer, gs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Fewer gradients of one call that add as much to the factors as ``gs``, the gradients of
+        several vectors, do together."""
+        return gs
+
     def role(self, layer: AnyLayer) -> str:
         """Calls are combined with those of the same role."""
         return ""

@@ -1,6 +1,6 @@
 """Only the diagonal (O33): ``F = 1/N sum_n dW_n^2``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from natgrad.inverses import Parts
 from natgrad.layers import SharedInput
-from natgrad.layers.embedding import Embedding
+from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.linalg.forms import DiagonalForm, Form
 from natgrad.structures.base import AnyLayer, Shape, Sums
 from natgrad.structures.persample import PerSample
@@ -31,6 +31,13 @@ class Diagonal(PerSample):
             yield from layer.pairs(x, g, samples)
         else:
             yield from super().summaries(layer, x, g, samples)
+
+    def folded(self, layer: AnyLayer, gs: Sequence[Tensor]) -> Sequence[Tensor]:
+        # With one position a sample, the squares of gradients are all that counts of them.
+        alone = isinstance(layer, SharedInput) and not isinstance(layer, Embedding | TiedHead)
+        if not alone or gs[0].ndim != 2:
+            return gs
+        return [torch.stack(list(gs)).square_().sum(0).sqrt_()]
 
     def combine(self, one: tuple[Tensor, ...], two: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(one) == len(two) == 2:

@@ -14,7 +14,7 @@ from torch import Tensor
 from natgrad.errors import CoverageError, SettingError
 from natgrad.inverses import Inverse, Parts, floored
 from natgrad.layers import SharedInput
-from natgrad.layers.embedding import TiedHead
+from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.linalg.forms import Form, Triangle
 from natgrad.linalg.products import two_sided
 from natgrad.linalg.symmetric import KroneckerProduct, Symmetric
@@ -79,6 +79,12 @@ class Kronecker(Structure):
             dtype = torch.float64 if g.dtype == torch.float64 else torch.float32
             a, gs, positions = layer.position_sums(x, g, samples, dtype)
             yield a, gs, torch.as_tensor(positions)
+
+    def folded(self, layer: AnyLayer, gs: Sequence[Tensor]) -> Sequence[Tensor]:
+        # Each counts by itself, so they may as well be further samples; where inputs say which
+        # gradients count, each needs its own.
+        one_by_one = self.sharing == "reduce" or isinstance(layer, Embedding | TiedHead)
+        return gs if one_by_one else [torch.cat(list(gs))]
 
     def role(self, layer: AnyLayer) -> str:
         return "t" if self.sharing == "reduce" and isinstance(layer, TiedHead) else ""
