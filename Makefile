@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 WORKERS ?= 2
-BENCHMARKS ?= step_cost correlation quality distributed
+BENCHMARKS ?= step_cost correlation quality distributed curvature
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
