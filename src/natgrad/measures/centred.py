@@ -3,6 +3,7 @@
 Pieces of a layer's gradients are made one after another and never kept.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,15 @@ from natgrad.operators.tape import Tape, positions
 from natgrad.operators.unseen import refuse_unseen
 from natgrad.operators.vectors import Gradients
 from natgrad.structures import Diagonal
-from natgrad.structures.base import Sums, add_vectors
+from natgrad.structures.base import AnyLayer, Sums, add_vectors
 
 
 @dataclass(frozen=True)
 class _Centred(Diagonal):
     """``parts["center"]``: what is taken off, ``[groups, rows, cols]``, and how often it was."""
+
+    def folded(self, layer: AnyLayer, gs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return gs  # whose signs count
 
     def absorb(
         self, role: str, summary: tuple[Tensor, ...], sums: Sums, parts: dict[str, Parts]

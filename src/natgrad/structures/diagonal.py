@@ -35,7 +35,7 @@ class Diagonal(PerSample):
     def folded(self, layer: AnyLayer, gs: Sequence[Tensor]) -> Sequence[Tensor]:
         # With one position a sample, the squares of gradients are all that counts of them.
         alone = isinstance(layer, SharedInput) and not isinstance(layer, Embedding | TiedHead)
-        if not alone or gs[0].ndim != 2:
+        if not alone or len(gs) == 1 or gs[0].ndim != 2:
             return gs
         return [torch.stack(list(gs)).square_().sum(0).sqrt_()]
 

@@ -84,7 +84,7 @@ class Kronecker(Structure):
         # Each counts by itself, so they may as well be further samples; where inputs say which
         # gradients count, each needs its own.
         one_by_one = self.sharing == "reduce" or isinstance(layer, Embedding | TiedHead)
-        return gs if one_by_one else [torch.cat(list(gs))]
+        return gs if one_by_one or len(gs) == 1 else [torch.cat(list(gs))]
 
     def role(self, layer: AnyLayer) -> str:
         return "t" if self.sharing == "reduce" and isinstance(layer, TiedHead) else ""
