@@ -146,11 +146,11 @@ class Curvlinops(Contender):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit.script, in linear_cg
             import curvlinops
-        self.library = curvlinops
+        self.curvlinops = curvlinops
 
     def operator(self, kind: str, **options: Any) -> Any:
         parameters = list(self.model.parameters())
-        make = getattr(self.library, kind)
+        make = getattr(self.curvlinops, kind)
         return make(
             self.model, self.loss, parameters, self.data, check_deterministic=False, **options
         )
@@ -162,11 +162,11 @@ class Curvlinops(Contender):
         return torch.cat([G @ part.contiguous() for part in eye.split(ESTIMATE, 1)], 1)
 
     def diagonal(self) -> Tensor:
-        return self.library.xdiag(self.operator("GGNLinearOperator"), _matvecs(len(self.v)))
+        return self.curvlinops.xdiag(self.operator("GGNLinearOperator"), _matvecs(len(self.v)))
 
     def trace(self) -> float:
         products = _matvecs(len(self.v))
-        return float(self.library.xtrace(self.operator("GGNLinearOperator"), products))
+        return float(self.curvlinops.xtrace(self.operator("GGNLinearOperator"), products))
 
     def kfac(self) -> Any:
         kfac = self.operator(

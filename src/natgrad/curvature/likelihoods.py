@@ -189,19 +189,23 @@ class Bernoulli(Likelihood):
         return _full(output).shape[1:].numel()
 
 
-def _full(output: Tensor) -> Tensor:
-    """The output apart from its graph, in float32 or better."""
+def precise(output: Tensor, what: str) -> Tensor:
+    """The output, with its graph, in float32 or better, for ``what`` is named in errors."""
     if not output.is_floating_point():
         raise SettingError(
-            f"A likelihood needs real floating-point outputs, but got {output.dtype}: pass the "
+            f"A {what} needs real floating-point outputs, but got {output.dtype}: pass the "
             "network's output before any argmax or rounding."
         )
     if output.dim() == 0:
         raise SettingError(
-            "A likelihood needs an output [n, ...] of n samples, but got a single number: "
+            f"A {what} needs an output [n, ...] of n samples, but got a single number: "
             "pass the network's output and not the loss."
         )
-    return output.detach().to(torch.promote_types(output.dtype, torch.float32))
+    return output.to(torch.promote_types(output.dtype, torch.float32))
+
+
+def _full(output: Tensor) -> Tensor:
+    return precise(output.detach(), "likelihood")
 
 
 def _same_device(output: Tensor, generator: torch.Generator) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from natgrad.curvature import likelihoods
 from natgrad.errors import SettingError
 
 
@@ -60,17 +61,7 @@ class Loss(ABC):
 
 def precise(output: Tensor) -> Tensor:
     """The output with its graph, in float32 or better."""
-    if not output.is_floating_point():
-        raise SettingError(
-            f"A loss needs real floating-point outputs, but got {output.dtype}: pass the network's "
-            "output before any argmax or rounding."
-        )
-    if output.dim() == 0:
-        raise SettingError(
-            "A loss needs an output [n, ...] of n samples, but got a single number: pass the "
-            "network's output and not the loss."
-        )
-    return output.to(torch.promote_types(output.dtype, torch.float32))
+    return likelihoods.precise(output, "loss")
 
 
 def by_sample(terms: Tensor) -> Tensor:

@@ -18,6 +18,11 @@ class Sum(Operator):
                     f"{first.kind} has {first.size:,} parameters and {other.kind} "
                     f"{other.size:,}, so they cannot be added: take matrices of the same ones."
                 )
+            if _names(other) != _names(first):
+                raise SettingError(
+                    f"{first.kind} and {other.kind} are over different parameters, so they cannot "
+                    "be added: take matrices of the same ones."
+                )
         signs = ["" if w == 1 else "-" if w == -1 else f"{w:g} " for w, _ in terms]
         kind = " + ".join(f"{sign}{one.kind}" for sign, (_, one) in zip(signs, terms, strict=True))
         super().__init__(first.problem, kind, size=first.size)
@@ -36,6 +41,10 @@ class Sum(Operator):
 
     def diagonal(self) -> Tensor:
         return sum((w * one.diagonal() for w, one in self.terms), self._new(self.size))
+
+
+def _names(operator: Operator) -> dict[str, tuple[int, ...]] | None:
+    return None if operator.space is None else operator.space.shapes
 
 
 class Section(Operator):

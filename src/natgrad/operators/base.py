@@ -17,12 +17,13 @@ from natgrad.operators import checks
 from natgrad.operators.estimators import Eigensolver, Estimator, Lanczos
 from natgrad.operators.powers import shifted_power
 from natgrad.operators.problem import Problem
+from natgrad.operators.progress import track
 from natgrad.operators.space import Space
 from natgrad.operators.spectrum import Spectrum
 from natgrad.runtime.ranges import NOT_NEGATIVE, number
 
 V = TypeVar("V", Tensor, dict[str, Tensor])
-_SMALL = 2048  # parameters of which a dense matrix is cheaper than an iteration
+SMALL = 2048  # parameters of which a dense matrix is cheaper than an iteration
 _PRODUCTS = 1 << 16  # more of them for one diagonal are a mistake
 _NUMBERS = 1 << 24  # in vectors that are multiplied together
 _TOLERANCE = 1e-10  # of solve(), relative; float32 stops at its own precision
@@ -101,11 +102,16 @@ class Operator(ABC):
                 f"{_PRODUCTS:,}: use estimated_diagonal(), trace(by=Hutchinson()) or a structure."
             )
         out = self._new(self.size)
-        for some in torch.arange(self.size, device=self.device).split(_NUMBERS // self.size + 1):
-            ones = self._new(self.size, len(some))
-            ones[some, some - some[0]] = 1.0
-            out[some] = self.product(ones)[some, some - some[0]]
+        pieces = torch.arange(self.size, device=self.device).split(_NUMBERS // self.size + 1)
+        for some in track(pieces, f"diagonal of {self.kind}", self.problem.progress):
+            out[some] = self.columns(some)[some, some - some[0]]
         return out
+
+    def columns(self, which: Tensor) -> Tensor:
+        """``[P, k]``, those of the matrix at ``which [k]``."""
+        ones = self._new(self.size, len(which))
+        ones[which, torch.arange(len(which), device=self.device)] = 1.0
+        return self.product(ones)
 
     def estimated_diagonal(self, samples: int = 100, seed: int = 0) -> Estimate:
         """``[P]`` from products with random signs, with the standard error of each entry."""
@@ -123,7 +129,7 @@ class Operator(ABC):
 
     def norm(self) -> Number:
         """Frobenius."""
-        if self.size <= _SMALL:
+        if self.size <= SMALL:
             return Number(float(self.dense().norm()), "exact: from the dense matrix")
         square = traces.squared_norm(self.product, self.size, **self._kind_of())
         value = max(float(square), 0.0) ** 0.5
@@ -159,7 +165,7 @@ class Operator(ABC):
     def logdet(self, damping: float = 0.0, probes: int = 16, steps: int = 64) -> Number:
         """``log det(A + damping I)``."""
         damping = number(damping, "damping", NOT_NEGATIVE)
-        if self.size <= _SMALL:
+        if self.size <= SMALL:
             values = self.exact_eigenvalues().double()
             zeros = self.size - len(values)  # which a Gram matrix leaves out
             lowest = min(float(values.min()), 0.0 if zeros else float("inf")) + damping
@@ -229,7 +235,7 @@ class Operator(ABC):
         return found
 
     def _power(self, v: Tensor, exponent: float, damping: float) -> Tensor:
-        if self.size <= _SMALL:
+        if self.size <= SMALL:
             values, vectors = torch.linalg.eigh(self.dense())
             scale = shifted_power(exponent, damping, self.kind)(values)
             exact: Tensor = vectors @ (scale.unsqueeze(1) * (vectors.mT @ v))

@@ -73,8 +73,6 @@ def _matrix(
             f"The Hessian has no form for {structure!r}: take Full(), UnitWise(), Diagonal(), "
             "Kronecker() or EKFAC()."
         )
-    if isinstance(structure, Full):
-        structure.factors(block.layers)  # which refuses what is too large
     dim = dims[type(structure)]
     out = torch.zeros(len(index) // dim, dim, dim, dtype=hessian.dtype, device=hessian.device)
     for some, columns in _columns(hessian, index):
@@ -88,20 +86,22 @@ def _matrix(
 
 def _columns(hessian: Hessian, index: Tensor) -> Iterator[tuple[range, Tensor]]:
     """The columns ``index[some]`` of the Hessian, of which the rows ``index``."""
+    for some in _pieces(hessian, len(index)):
+        yield some, hessian.columns(index[some.start : some.stop])[index]
+
+
+def _pieces(hessian: Hessian, count: int) -> Iterator[range]:
+    """Of ``count`` columns as many as may be made at a time."""
     width = max(1, _COLUMNS // hessian.size)
-    pieces = [range(i, min(i + width, len(index))) for i in range(0, len(index), width)]
-    for some in track(pieces, "columns of the Hessian", hessian.problem.progress):
-        v = torch.zeros(hessian.size, len(some), dtype=hessian.dtype, device=hessian.device)
-        v[index[some.start : some.stop], torch.arange(len(some), device=index.device)] = 1.0
-        yield some, hessian.product(v)[index]
+    pieces = [range(i, min(i + width, count)) for i in range(0, count, width)]
+    return track(pieces, "columns of the Hessian", hessian.problem.progress)
 
 
 def _rotated(product: KroneckerProduct, index: Tensor, hessian: Hessian) -> Rotated:
     """``qᵀ H q`` for every eigenvector ``q`` of the Kronecker product."""
     values = []
-    width = max(1, _COLUMNS // hessian.size)
-    for start in range(0, product.size, width):
-        which = torch.arange(start, min(start + width, product.size), device=index.device)
+    for some in _pieces(hessian, product.size):
+        which = torch.arange(some.start, some.stop, device=index.device)
         rows = product.eigenvectors(which)
         v = torch.zeros(hessian.size, len(which), dtype=hessian.dtype, device=hessian.device)
         v[index] = rows.mT
@@ -111,9 +111,6 @@ def _rotated(product: KroneckerProduct, index: Tensor, hessian: Hessian) -> Rota
 
 
 def _kronecker(problem: Problem, tape: Tape, blocks: list[Block]) -> dict[Block, KroneckerProduct]:
-    for block in blocks:
-        if len(block.layers) > 1:
-            raise _used_twice(block)
     with problem.ready(twice=True), tape:
         wanted = {b: ["A"] if b in blocks else [] for b in tape.blocks}
         inputs = sums_of(problem, tape, Gradients(), wanted, "inputs")
@@ -155,14 +152,15 @@ class _Output:
         everywhere = [slice(None)] if reduce else [slice(s, s + 1) for s in range(positions)]
         for group in range(groups):
             for here in everywhere:
-                v = torch.zeros(rows, *arranged.shape, dtype=g.dtype, device=g.device)
-                for row in range(rows):
-                    v[row, group, :, here, row] = 1.0
-                (found,) = batched_grad(arranged, [edge], v)
-                if found is not None:
-                    out[group] += torch.stack(
-                        [self.arrange(one)[group, :, here].sum((0, 1)) for one in found]
-                    )
+                for some in torch.arange(rows).split(max(1, _COLUMNS // arranged.numel())):
+                    v = torch.zeros(len(some), *arranged.shape, dtype=g.dtype, device=g.device)
+                    for i, row in enumerate(some.tolist()):
+                        v[i, group, :, here, row] = 1.0
+                    (found,) = batched_grad(arranged, [edge], v)
+                    if found is not None:
+                        out[group, some] += torch.stack(
+                            [self.arrange(one)[group, :, here].sum((0, 1)) for one in found]
+                        )
         return out
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from natgrad.operators.vectors import Vectors
 @dataclass(frozen=True)
 class Units(Vectors):
     """Every output by itself, so that the rows are those of the Jacobian."""
-
-    kind: ClassVar[str] = "unit"
 
     def per_sample(self, loss: Loss, output: Tensor) -> int:
         return output[0].numel()

@@ -73,13 +73,11 @@ class Factored:
     def backward(self, u: Tensor, out: Tensor) -> None:
         z = self._together(torch.bmm(self.g.mT, u))
         if self.plain is not None and u.shape[2] == 1:
-            weight, bias = self._parts(out[:, 0]) if out.is_contiguous() else (None, None)
-            if weight is not None:
-                one = z[0]  # [n * s, r]
-                weight.addmm_(one.mT, self.a[0, :, : weight.shape[1]])
-                if bias is not None:
-                    bias += one.sum(0)
-                return
+            weight, bias = self._parts(out[:, 0])
+            weight.addmm_(z[0].mT, self.a[0, :, : weight.shape[1]])
+            if bias is not None:
+                bias += z[0].sum(0)
+            return
         d = torch.bmm(self.a.mT, z)  # [b, c, r * k]
         out[self.index] += d.view(len(self.index), -1)
 

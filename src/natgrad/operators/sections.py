@@ -7,6 +7,7 @@ from natgrad.errors import CoverageError, SettingError
 from natgrad.operators import checks
 from natgrad.operators.algebra import Section
 from natgrad.operators.base import Operator
+from natgrad.operators.progress import track
 from natgrad.operators.tape import Tape, positions
 
 
@@ -46,9 +47,7 @@ def cross_block(operator: Operator, rows: str, columns: str) -> Tensor:
     checks.fits(
         operator.size, len(other), operator.dtype, "What the block needs", "take smaller layers"
     )
-    ones = torch.zeros(operator.size, len(other), dtype=operator.dtype, device=operator.device)
-    ones[other, torch.arange(len(other), device=operator.device)] = 1.0
-    return operator.product(ones)[own]
+    return operator.columns(other)[own]
 
 
 def block_norms(operator: Operator, samples: int = 0, seed: int = 0) -> tuple[list[str], Tensor]:
@@ -60,18 +59,18 @@ def block_norms(operator: Operator, samples: int = 0, seed: int = 0) -> tuple[li
     names = list(found)
     norms = torch.zeros(len(names), len(names), dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    for j, name in enumerate(names):
+    for j, name in enumerate(track(names, "blocks", operator.problem.progress)):
         count = samples or len(found[name])
         checks.fits(
             operator.size, count, operator.dtype, f"The columns of {name!r}", "give samples=64"
         )
-        v = torch.zeros(operator.size, count, dtype=operator.dtype, device=operator.device)
         if samples:
             signs = torch.randint(2, (len(found[name]), count), generator=generator) * 2 - 1
+            v = torch.zeros(operator.size, count, dtype=operator.dtype, device=operator.device)
             v[found[name]] = signs.to(v)
+            columns = operator.product(v)
         else:
-            v[found[name], torch.arange(count, device=operator.device)] = 1.0
-        columns = operator.product(v)
+            columns = operator.columns(found[name])
         for i, other in enumerate(names):
             square = columns[found[other]].double().square().sum() / (count if samples else 1)
             norms[i, j] = square.sqrt()

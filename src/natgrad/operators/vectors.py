@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ _NUMBERS = 1 << 22  # of stacked output vectors at a time
 
 
 class Vectors(ABC):
-    kind: ClassVar[str]
-
     @abstractmethod
     def per_sample(self, loss: Loss, output: Tensor) -> int:
         """How many vectors each sample has."""
@@ -50,8 +47,6 @@ class Vectors(ABC):
 @dataclass(frozen=True)
 class Roots(Vectors):
     """Everything, so that the sum is the output Hessian itself."""
-
-    kind: ClassVar[str] = "exact"
 
     def per_sample(self, loss: Loss, output: Tensor) -> int:
         return loss.passes(output)
@@ -78,7 +73,6 @@ class Draws(Vectors):
     seed: int
     streams: int = 1  # processes, which draw apart
     stream: int = 0
-    kind: ClassVar[str] = "Monte-Carlo"
 
     def per_sample(self, loss: Loss, output: Tensor) -> int:
         return self.samples
@@ -97,8 +91,6 @@ class Draws(Vectors):
 @dataclass(frozen=True)
 class Gradients(Vectors):
     """Of each sample's loss. ``C = N/W² Σ s_n s_nᵀ``, the second moment of ``l_n = N/W s_n``."""
-
-    kind: ClassVar[str] = "empirical"
 
     def per_sample(self, loss: Loss, output: Tensor) -> int:
         return 1

@@ -53,3 +53,18 @@ def test_of_different_parameters(operation):
         getattr(one, operation),
         two,
     )
+
+
+def test_different_parameters_of_equal_number():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).double()
+    data = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    one, other = (
+        ops.ggn(model, torch.nn.functional.cross_entropy, data, parameters=name)
+        for name in ("0.*", "1.*")
+    )
+    says(
+        SettingError,
+        "GGN and GGN are over different parameters, so they cannot be added: take matrices of the "
+        "same ones.",
+        lambda: one + other,
+    )

@@ -27,7 +27,7 @@ def test_estimated_error(monkeypatch):
     own = known("classes")
     g, h = ops.ggn(own.problem(), structure=Diagonal()), ops.hessian(own.problem())
     exact = float(compare(g, h))
-    monkeypatch.setattr(base, "_SMALL", 1)
+    monkeypatch.setattr(base, "SMALL", 1)
     monkeypatch.setattr(
         base.traces,
         "squared_norm",
