@@ -1,28 +1,40 @@
-# make demo    K-FAC beside SGD and AdamW on real digits; writes demo/index.html
-# make test    ruff, mypy and all tests
-# make check   ruff and mypy alone
-# make bench   the benchmarks: the better part of an hour, on a machine that does nothing else
-# make clean   removes .venv, caches and the demo's output
+# make demo         compares K-FAC with other optimizers on real digits; writes demo/index.html
+# make test         ruff, mypy and all tests
+# make check        ruff and mypy alone
+# make test-vision  the tests of Mask R-CNN, with torchvision in an environment of its own
+# make bench        the benchmarks: the better part of an hour, on a machine that does nothing else
+# make clean        removes both environments, caches and the demo's output
 
 PYTHON ?= python3
 VENV   ?= .venv
+VISION ?= .venv-vision
 WORKERS ?= 2
 BENCHMARKS ?= step_cost correlation quality distributed curvature
+DEMO   ?= demo
+# Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
+COMPARED := --optimizers sgd,adamw,muon,soap,kfac --threads 1 --resume
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-vision check bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/demo.stamp
-	@$(BIN)/python examples/digits.py $(ARGS)
+	@$(BIN)/python -m natgrad compare --preset digits-autoencoder $(COMPARED) --out $(DEMO)/autoencoder $(ARGS)
+	@$(BIN)/python -m natgrad compare --preset digits-cnn $(COMPARED) --out $(DEMO)/classifier $(ARGS)
+	@$(BIN)/python -m natgrad report $(DEMO)/autoencoder $(DEMO)/classifier --out $(DEMO)/index.html
 
 test: check
 	@echo "tests: pytest with $(WORKERS) workers"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-vision: $(VISION)/vision.stamp
+	@echo "tests: Mask R-CNN"
+	@$(VISION)/bin/python -m pytest -q tests/integrations/test_mask_rcnn.py \
+		tests/unit/models/test_vision.py tests/unit/train/test_instances.py $(ARGS)
 
 check: $(VENV)/dev.stamp
 	@echo "check: ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet --diff .
@@ -34,7 +46,7 @@ bench: $(VENV)/dev.stamp
 	done
 
 clean:
-	@rm -rf $(VENV) build dist demo .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(VISION) build dist $(DEMO) .mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is made again only when its stamp is older than what was asked for.
@@ -54,3 +66,12 @@ $(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 	@echo "setup: installing natgrad with what the tests need (once only; a minute or more, torch is large)"
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/demo.stamp
+
+# Where torchvision cannot load what it was compiled with (its wheels are for a torch with CUDA), the
+# libraries around it fail; so nothing else is here.
+$(VISION)/vision.stamp: pyproject.toml constraints.txt
+	@echo "setup: a virtual environment with torchvision in $(VISION) (once only)"
+	@$(PYTHON) -m venv $(VISION)
+	@$(VISION)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt \
+		-e '.[data,vision]' 'pytest>=8.2' 'pytest-timeout>=2.3'
+	@touch $@

@@ -1,8 +1,12 @@
 """What every test shares: one thread a process, and the same random numbers in every run."""
 
+import os
+
 import pytest
 import torch
 
+# transformers read this when they are imported: no test asks the network for anything.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # pytest-xdist starts one process a core; more threads than that only wait for each other.
 torch.set_num_threads(1)
 

@@ -21,7 +21,8 @@ FLOORS = (
     ("measures",),
     ("__init__",),
     ("models", "data", "integrations"),
-    ("train", "report"),
+    ("train",),
+    ("report",),
     ("cli",),
     ("__main__",),
 )

@@ -887,12 +887,12 @@ class TestDrift:
 
 
 class TestLevenbergMarquardt:
-    def quadratic(self, **settings):
+    def quadratic(self, damping=0.1, **settings):
         """Least squares on a linear model with a damping that the curvature is exact for."""
         torch.manual_seed(0)
         model = nn.Linear(3, 2).double()
         optimizer = SGD(model.parameters(), lr=1.0)
-        rule = natgrad.LevenbergMarquardt(start=0.1, every=2, decay=0.9)
+        rule = natgrad.LevenbergMarquardt(start=damping, every=2, decay=0.9)
         fisher = natgrad.ExactFisher(natgrad.Gaussian())
         kfac = KFAC(
             model, optimizer, **often(kl_clip=None, damping=rule, curvature=fisher, **settings)
@@ -986,10 +986,13 @@ class TestLevenbergMarquardt:
         assert 0.75 < ratio < 2.5
 
     def test_the_loss_may_be_averaged_over_terms(self):
-        """A mean over the entries of a sample, too: the ratio is the same."""
+        """A mean over the entries of a sample, too: the ratio is the same, for the same damping of
+        all of them together."""
         found = []
         for terms in (1, 2):
-            model, optimizer, kfac, x, y = self.quadratic(terms_per_sample=terms)
+            model, optimizer, kfac, x, y = self.quadratic(
+                terms_per_sample=terms, damping=0.1 / terms
+            )
             out = model(x)
             kfac.observe(out)
             (self.loss(model, x, y) / terms).backward()

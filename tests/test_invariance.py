@@ -1,7 +1,7 @@
 """What must not change the preconditioned gradient: reduction, micro-batches, copies, terms.
 
-It is that of the mean loss of a sample, and the curvature is a mean over samples, whichever way the
-same samples were shown.
+It is that of the mean loss of a term, of which a sample has one or more, and the curvature is a mean
+over terms, whichever way the same samples were shown.
 """
 
 import pytest
@@ -104,12 +104,37 @@ def test_copies_of_every_sample(case, structure, inverse):
 @choices
 @nets
 def test_terms_per_sample(case, structure, inverse):
-    """A loss that is a mean over the terms of a sample is scaled back to their sum."""
+    """A mean over the five terms of a sample, and their sum, with the curvature of one term:
+    (F/5 + γ)⁻¹ ∇L/5 is what five times the damping makes of samples that are one term."""
     chosen = {"structure": structure, "inverse": inverse}
-    expected = gradients(case, **chosen)
+    expected = gradients(case, damping=5 * 0.03, **chosen)
     for sizes in ((SAMPLES,), (1, 2, 3)):
-        found = gradients(case, sizes, scale=1 / 5, terms_per_sample=5, **chosen)
-        assert_same(found, expected)
+        for reduction, scale in (("mean", 1 / 5), ("sum", 1.0)):
+            found = gradients(
+                case, sizes, reduction=reduction, scale=scale, terms_per_sample=5, **chosen
+            )
+            assert_same(found, expected)
+
+
+@pytest.mark.parametrize("inverse", [Eigen(), Cholesky()], ids=str)
+def test_terms_are_as_good_as_samples(inverse):
+    """Tokens without neighbours: sequences of them, or each of them as a sample of its own."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    labels = torch.randint(6, (4, 3))
+    found = []
+    for inputs, terms in ((x, 3), (x.flatten(0, 1), 1)):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 6)
+        ).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        kfac = KFAC(model, optimizer, inverse=inverse, kl_clip=1e-4, terms_per_sample=terms)
+        output = model(inputs).flatten(0, -2)
+        torch.nn.functional.cross_entropy(output, labels.flatten()).backward()
+        kfac.step()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("structure", [Kronecker(), Kronecker("reduce"), UnitWise()], ids=str)

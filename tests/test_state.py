@@ -2,14 +2,17 @@
 
 import copy
 import io
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD
+from torch.testing import assert_close
 
 import natgrad
 from loops import CHOICES, MLP, NETS, Net, assert_equal, often, train, weights
-from natgrad import KFAC, CheckpointError
+from natgrad import KFAC, CheckpointError, schemes
 
 LATE = [pytest.param(n, id=f"after-{n}") for n in (2, 5)]
 
@@ -315,3 +318,57 @@ class TestRefused:
                     saved = state["blocks"][block.name]["parts"][name]
                     saved[index] = saved[index].new_zeros(*saved[index].shape, 2)
                     refused(kfac, state, f"block '{block.name}', inverse of {name}, has shape")
+
+
+class TestBeside:
+    """What is saved in one folder with the preconditioner."""
+
+    RULES: ClassVar[dict] = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+        "lamb": lambda p: schemes.LAMB(p, lr=0.1),
+    }
+
+    def made(self, rule, steps):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = self.RULES[rule](model.parameters())
+        kfac = KFAC(model, optimizer)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            kfac.step()
+            optimizer.step()
+        return kfac, {"model": model, "optimizer": optimizer}
+
+    @pytest.mark.parametrize("rule", list(RULES))
+    def test_an_optimizer_that_has_not_stepped_yet(self, rule, tmp_path):
+        kfac, beside = self.made(rule, 3)
+        kfac.save(tmp_path / "saved", beside)
+        other, found = self.made(rule, 0)
+        other.load(tmp_path / "saved", found)
+        expected = beside["optimizer"].state_dict()
+        loaded = found["optimizer"].state_dict()
+        assert loaded["param_groups"] == expected["param_groups"]
+        assert loaded["state"].keys() == expected["state"].keys() == {0, 1}
+        for index, state in expected["state"].items():
+            assert state.keys() == loaded["state"][index].keys()
+            for name, value in state.items():
+                assert_close(torch.as_tensor(loaded["state"][index][name]), torch.as_tensor(value))
+        assert all(p.grad is None for p in found["model"].parameters())
+
+    def test_one_that_had_not_stepped_when_it_was_saved(self, tmp_path):
+        kfac, beside = self.made("adamw", 0)
+        kfac.save(tmp_path / "saved", beside)
+        other, found = self.made("adamw", 0)
+        other.load(tmp_path / "saved", found)
+        assert not found["optimizer"].state
+
+    def test_a_checkpoint_that_does_not_fit_wakes_nothing(self, tmp_path):
+        kfac, beside = self.made("sgd", 3)
+        kfac.save(tmp_path / "saved", beside)
+        other, found = self.made("sgd", 0)
+        with pytest.raises(CheckpointError):
+            other.load(tmp_path / "saved", {**found, "missing": torch.zeros(1)})
+        assert not found["optimizer"].state
+        assert found["optimizer"].param_groups[0]["lr"] == 0.1

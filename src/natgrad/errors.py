@@ -29,3 +29,9 @@ class DataError(NatgradError, RuntimeError):
 
 class ConvergenceError(NatgradError, ArithmeticError):
     """An iteration met a number it cannot go on with."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, short enough to stand inside of a sentence."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -65,6 +65,7 @@ class KFAC:
         exclude: Iterable[Pattern] | Pattern = (),
         reduction: Reduction = "mean",
         terms_per_sample: float = 1,
+        regions: Mapping[str, float] | None = None,
         batch_axis: int = 0,
         group: Group = None,
         factor_dtype: torch.dtype | None = None,
@@ -95,6 +96,7 @@ class KFAC:
                 _patterns(exclude),
                 factor_dtype,
                 batch_axis,
+                arguments.regions(regions or {}, self.settings, self.curvature),
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             agreed.words = agreement.described(
@@ -295,11 +297,10 @@ class KFAC:
         self.preconditioning(now, present, scale, weight, loss_scale)
 
     def _statistics_scale(self) -> float:
-        """What makes captured gradients, as of now, those of one sample's loss."""
+        """What makes captured gradients, as of now, those of a term of the loss."""
         amp = self.scaler.get_scale() if self.scaler is not None else 1.0
-        if self.curvature.observes:  # those that observe() made are that already
-            return 1.0 / amp
-        return self.settings.loss_scale(self._samples or self.capture.samples() or 0) / amp
+        samples = self._samples or self.capture.samples() or 0
+        return self.settings.statistics_scale(samples, observed=self.curvature.observes) / amp
 
     def _overlap(self, model: nn.Module) -> None:
         """Let sums leave during a backward pass, where something says that no other one follows."""
@@ -318,16 +319,16 @@ class KFAC:
                 self.statistics.complete = complete
 
     def _gradient_scale(self, samples: int | None) -> float:
-        """What makes the gradients in ``.grad`` those of the mean loss of a sample."""
+        """What makes the gradients in ``.grad`` those of the mean loss of a term."""
         if self.settings.reduction == "mean":
-            return self.settings.terms_per_sample
+            return 1.0
         called = samples or self.capture.passes  # an empty batch has no samples
         if not called and any(p.grad is not None for p in self.model.parameters()):
             raise CaptureError(
                 "reduction='sum' needs the number of samples, but the model itself was not called "
                 "since the last step. Call the model KFAC was given, or pass step(samples=...)."
             )
-        return 1.0 / samples if samples else 1.0
+        return self.settings.gradient_scale(samples or 1)
 
     def _adapts(self) -> bool:
         rule = self.settings.damping

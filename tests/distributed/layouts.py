@@ -59,8 +59,7 @@ class Case:
         settings |= {"placement": self.placement, **more}
         # More than one bucket, so that some leave early.
         settings["wire"] = natgrad.Wire(bucket_bytes=600)
-        terms = TOKENS if self.reduction == "mean" else 1
-        kfac = KFAC(model, optimizer, reduction=self.reduction, terms_per_sample=terms, **settings)
+        kfac = KFAC(model, optimizer, reduction=self.reduction, terms_per_sample=TOKENS, **settings)
         return kfac, optimizer
 
 

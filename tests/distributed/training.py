@@ -107,7 +107,7 @@ class Run:
     def make(self, model: nn.Module) -> tuple[KFAC, torch.optim.Optimizer]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         settings = {"update_every": 2, "refresh_every": 2, "kl_clip": 1e-2, **self.kfac}
-        terms = 6 if self.network == "lm" and self.reduction == "mean" else 1
+        terms = 6 if self.network == "lm" else 1
         kfac = KFAC(model, optimizer, reduction=self.reduction, terms_per_sample=terms, **settings)
         return kfac, optimizer
 

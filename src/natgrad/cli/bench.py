@@ -25,14 +25,16 @@ def bench(
     fraction: options.FractionOption = None,
     layout: options.LayoutOption = options.Layout.DDP,
     inverse: options.InverseOption = options.InverseName.EIGEN,
-    batch: Annotated[int, typer.Option(min=1, help="Samples of one rank.")] = 16,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of one rank.")] = 16,
     sample: Annotated[
         str | None,
         typer.Option(
             metavar="SHAPE", help="Of one input, such as 3,32,32, for a network that has no name."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Of training, all of them recorded.")] = 4,
+    steps: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Of training, all of them recorded.")
+    ] = 4,
     update_every: options.UpdateOption = 1,
     refresh_every: options.RefreshOption = 2,
     bucket: Annotated[
@@ -42,7 +44,7 @@ def bench(
             help="Factors leave in exchanges of about this size, as soon as their layers are done.",
         ),
     ] = "256KiB",
-    threads: Annotated[int, typer.Option(min=1, help="Of each process.")] = 1,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Of each process.")] = 1,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +61,7 @@ def bench(
     opens in ui.perfetto.dev or chrome://tracing: one process for each rank, with every message
     from its launch to its arrival.
 
-    natgrad bench --network resnet20 --ranks 2 --placement comm --trace trace.json
+    natgrad bench --network resnet20 --placement comm --trace trace.json
     """
     found = networks.find(network)
     shape = found.sample if sample is None else options.shape(sample)

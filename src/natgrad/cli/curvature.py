@@ -76,7 +76,7 @@ def curvature(
 ) -> None:
     """Print sizes, traces, eigenvalues and measures of the curvature matrices of a model.
 
-    natgrad curvature small-cnn digits --matrix hessian,ggn --measures all --plots pictures
+    natgrad curvature small-cnn digits --matrix hessian,ggn --plots pictures
     """
     wanted = Wanted(
         matrices.words(matrix, MatrixName, "--matrix"),

@@ -15,7 +15,7 @@ from natgrad.errors import DataError
 from natgrad.tables import Column, Table, bytes_text
 
 data = typer.Typer(
-    help="Data sets: which there are, where they lie, and how to get them.",
+    help="Data sets: which there are, where they lie, and how to get them.\n\nnatgrad data list",
     no_args_is_help=True,
 )
 

@@ -15,10 +15,11 @@ from natgrad.cli.training import LIMIT, accuracy, train
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Number
 from natgrad.operators import Lanczos, Operator, Problem, block_norms
+from natgrad.operators.base import SMALL
 from natgrad.report import curvature as pictures
 from natgrad.report import matrices, quality
 from natgrad.report.sizes import layers_table, sizes
-from natgrad.report.written import SMALL, written
+from natgrad.report.written import written
 from natgrad.tables import Column, Table
 
 _ROUGH = Lanczos(tolerance=1e-2)  # for pictures of large matrices

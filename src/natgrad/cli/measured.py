@@ -19,8 +19,9 @@ from natgrad.measures import (
     tic,
 )
 from natgrad.operators import Operator, Problem, ggn, hessian
+from natgrad.operators.base import SMALL
 from natgrad.report.matrices import text
-from natgrad.report.written import SMALL, written
+from natgrad.report.written import written
 from natgrad.structures import Kronecker
 from natgrad.tables import Column, Table
 

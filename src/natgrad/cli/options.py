@@ -63,9 +63,14 @@ NetworkOption = Annotated[
         help=f"{', '.join(NAMED)}; or a function that builds a model, as module:function.",
     ),
 ]
-RanksOption = Annotated[int, typer.Option(min=1, help="Processes that train together.")]
+RanksOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Processes that train together.")
+]
 PlacementOption = Annotated[
-    PlacementName, typer.Option(help="Who decomposes and preconditions what.")
+    PlacementName,
+    typer.Option(
+        metavar="NAME", help=f"Who decomposes and preconditions what: {', '.join(PlacementName)}."
+    ),
 ]
 FractionOption = Annotated[
     str | None,
@@ -73,10 +78,20 @@ FractionOption = Annotated[
         metavar="SHARE", help="Of the ranks that precondition a layer, with --placement hybrid."
     ),
 ]
-LayoutOption = Annotated[Layout, typer.Option(help="How gradients lie on the ranks.")]
-InverseOption = Annotated[InverseName, typer.Option(help="How factors are inverted.")]
-UpdateOption = Annotated[int, typer.Option(min=1, help="Steps between updates of factors.")]
-RefreshOption = Annotated[int, typer.Option(min=1, help="Steps between decompositions.")]
+LayoutOption = Annotated[
+    Layout,
+    typer.Option(metavar="NAME", help=f"How gradients lie on the ranks: {', '.join(Layout)}."),
+]
+InverseOption = Annotated[
+    InverseName,
+    typer.Option(metavar="NAME", help=f"How factors are inverted: {', '.join(InverseName)}."),
+]
+UpdateOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Steps between updates of factors.")
+]
+RefreshOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Steps between decompositions.")
+]
 
 
 def size(text: str, option: str) -> int:

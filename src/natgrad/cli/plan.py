@@ -39,8 +39,8 @@ def plan(
     cluster: Annotated[
         str,
         typer.Option(
-            metavar="FLOPS,BANDWIDTH,LATENCY",
-            help="Of one rank: operations a second, bytes a second, seconds.",
+            metavar="NUMBERS",
+            help="Of one rank: operations a second, bytes a second, seconds of latency.",
         ),
     ] = "1e13,1e10,2e-5",
     layout: options.LayoutOption = options.Layout.DDP,
@@ -48,7 +48,10 @@ def plan(
     update_every: options.UpdateOption = 10,
     refresh_every: options.RefreshOption = 100,
     wire_dtype: Annotated[
-        options.WireDtype, typer.Option(help="Of factors that travel.")
+        options.WireDtype,
+        typer.Option(
+            metavar="NAME", help=f"Of factors that travel: {', '.join(options.WireDtype)}."
+        ),
     ] = options.WireDtype.FLOAT32,
     draw: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the plan, as .png, .pdf or .svg.")
@@ -61,7 +64,7 @@ def plan(
     model of the machines: computations at --cluster's speed, every exchange at its bandwidth after
     its latency, nothing hidden behind anything.
 
-    natgrad plan --network resnet50 --ranks 64 --placement hybrid --fraction 0.25
+    natgrad plan --network resnet50 --ranks 64 --placement hybrid --fraction 1/4
     """
     machines = options.cluster(cluster)
     limit = None if memory_limit is None else options.size(memory_limit, "--memory-limit")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.curvature.losses import CrossEntropy
+from natgrad.measures.classes import margins
 from natgrad.operators import Problem
 
 LIMIT = 500  # steps
@@ -16,19 +17,16 @@ _RATE = 3e-3
 
 @torch.no_grad()
 def accuracy(problem: Problem) -> float | None:
-    """The share of targets that the largest logit hits; ``None`` for a loss without classes."""
+    """The share of targets that the largest logit hits, a tie none; ``None`` without classes."""
     loss = problem.loss
     if not isinstance(loss, CrossEntropy) or loss.ahead:
         return None
     right = counted = 0
     for batch in problem.batches("accuracy"):
-        guess, target = problem.output(batch).argmax(loss.class_axis), batch.targets
-        if not isinstance(target, Tensor):
+        if not isinstance(batch.targets, Tensor):
             return None
-        if target.is_floating_point():
-            target = target.argmax(loss.class_axis)
-        counts = target != loss.ignore_index
-        right += int(((guess == target) & counts).sum())
+        ahead, counts = margins(loss, problem.output(batch), batch.targets)
+        right += int(((ahead > 0) & counts).sum())
         counted += int(counts.sum())
     return right / counted if counted else None
 

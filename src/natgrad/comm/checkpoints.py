@@ -51,6 +51,16 @@ def read(comm: Communicator, folder: Folder, state: dict[str, Any]) -> None:
         )
 
 
+def names(comm: Communicator, folder: Folder) -> set[str]:
+    """Of all that is in a checkpoint, with dots between the keys of nested dictionaries."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    place = Place(folder)
+    _on_first(comm, place, place.find)
+    with _translated(comm, f"load from '{place.folder}'"):
+        return set(FileSystemReader(place.folder).read_metadata().state_dict_metadata)
+
+
 class Place:
     """A checkpoint's folder, and those beside it that are there only while it is replaced."""
 

@@ -29,7 +29,7 @@ class MPI(Communicator):
         except (ImportError, RuntimeError) as error:
             raise SettingError(
                 f"MPI() needs mpi4py, which cannot be imported ({error}): install an MPI library "
-                "and run 'pip install mpi4py', or use ProcessGroups()."
+                "and run pip install 'natgrad[mpi]', or use ProcessGroups()."
             ) from error
         if comm is not None and not isinstance(comm, self._mpi.Comm):
             raise SettingError(

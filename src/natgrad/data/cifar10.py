@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from natgrad.data import files
 from natgrad.data.images import Images, Normalise
 from natgrad.data.places import find, spoilt
 from natgrad.data.rows import Split
@@ -33,8 +34,8 @@ NORMALISE = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 def cifar10(folder: Path | str | None = None) -> Split[Images]:
     """``images [n, 3, 32, 32]``, 50,000 to learn from and 10,000 to judge by."""
-    files = find(CIFAR10, folder)
-    *train, test = (files[name] for name in CIFAR10.files)
+    found = find(CIFAR10, folder)
+    *train, test = (found[name] for name in CIFAR10.files)
     return Split(_images(train), _images([test]))
 
 
@@ -46,10 +47,7 @@ def _images(paths: Sequence[Path]) -> Images:
 
 def _records(path: Path) -> Tensor:
     """``[RECORDS, RECORD]``"""
-    try:
-        data = bytearray(path.read_bytes())
-    except OSError as error:
-        raise spoilt(path, f"cannot be read ({error.strerror})", CIFAR10) from error
+    data = files.read(path, CIFAR10)
     wanted = RECORDS * RECORD
     if len(data) != wanted:
         how = "truncated" if len(data) < wanted else "too long"

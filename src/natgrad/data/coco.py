@@ -48,6 +48,11 @@ class Instances(Rows):
         names = dict(zip(self._label, self.classes[1:], strict=True))
         return Instances(self.file, self.folder, images, self.objects, names, self.flip)
 
+    def unflipped(self) -> "Instances":
+        """With all images as they are."""
+        names = dict(zip(self._label, self.classes[1:], strict=True))
+        return Instances(self.file, self.folder, self.images, self.objects, names, False)
+
     def take(self, rows: Sequence[int], chances: Chances) -> tuple[list[Tensor], list[Target]]:
         images, targets = [], []
         for row, drawn in zip(rows, chances, strict=True):
@@ -106,7 +111,7 @@ def coco_instances(
     ``flip``: mirror every other image. ``crowds``: with regions that stand for many objects.
     Objects without an extent are left out.
     """
-    file = _file(annotations)
+    file = places.file(annotations, "annotations")
     content = _parsed(file)
     listed = {about["id"]: about for about in content["images"]}
     classes = {kind["id"]: kind["name"] for kind in content["categories"]}
@@ -121,17 +126,6 @@ def coco_instances(
             objects.setdefault(one["image_id"], []).append(one)
     folder = places.folder(images, "images")
     return Instances(file, folder, content["images"], objects, dict(sorted(classes.items())), flip)
-
-
-def _file(name: Path | str) -> Path:
-    candidates = [Path(name).expanduser(), *(place / name for place in places.places())]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise DataError(
-        f"The file {str(name)!r} of annotations was not found, neither as it is named nor in "
-        f"{', '.join(str(place) for place in places.places())}: name a file that is there."
-    )
 
 
 _NEEDED = {

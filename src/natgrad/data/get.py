@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from natgrad.data.download import Report, download, is_right, writing
+from natgrad.data.locks import Lock
 from natgrad.data.places import cache
 from natgrad.data.sources import ALL, Source
 from natgrad.errors import DataError, SettingError
@@ -32,23 +33,41 @@ def get(
     mirrors: Sequence[str] | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Bring a data set into its folder below ``to``, by default the cache; returns that folder."""
+    """Bring a data set into its folder below ``to``, by default the cache; returns that folder.
+
+    Where another process is about to bring the same, it is waited for.
+    """
     folder = (cache() if to is None else Path(to).expanduser()) / source.folders[0]
-    if source.archive and _unpacked(source, folder):
+    if _complete(source, folder):
         return folder
+    with writing(folder, source.size):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder / ".lock")
+    with lock:
+        if not _complete(source, folder):
+            _bring(source, folder, mirrors or source.mirrors, report)
+    return folder
+
+
+def _complete(source: Source, folder: Path) -> bool:
+    if source.archive:
+        paths = [folder / name for name in source.files]
+        return all(path.is_file() and path.stat().st_size == source.file_size for path in paths)
+    return all(is_right(folder / remote.local, remote) for remote in source.remotes)
+
+
+def _bring(source: Source, folder: Path, mirrors: Sequence[str], report: Report | None) -> None:
     # An archive lies beside its folder, and goes away when it has been unpacked.
     home = folder.parent if source.archive else folder
     missing = [remote for remote in source.remotes if not is_right(home / remote.local, remote)]
     with writing(folder, source.size):
-        folder.mkdir(parents=True, exist_ok=True)
         _check_room(source, folder, sum(remote.size for remote in missing))
     for remote in missing:
-        download(remote, mirrors or source.mirrors, home / remote.local, report)
+        download(remote, mirrors, home / remote.local, report)
     if source.archive:
         for remote in source.remotes:
             _unpack(home / remote.local, source, folder)
             (home / remote.local).unlink()
-    return folder
 
 
 def _check_room(source: Source, folder: Path, download_size: int) -> None:
@@ -59,11 +78,6 @@ def _check_room(source: Source, folder: Path, download_size: int) -> None:
             f"{source.title} needs {bytes_text(needed)} but {folder} has room for "
             f"{bytes_text(free)}: make way for it, or name another folder with --to."
         )
-
-
-def _unpacked(source: Source, folder: Path) -> bool:
-    paths = [folder / name for name in source.files]
-    return all(path.is_file() and path.stat().st_size == source.file_size for path in paths)
 
 
 def _unpack(archive: Path, source: Source, folder: Path) -> None:

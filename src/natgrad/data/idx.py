@@ -1,13 +1,12 @@
 """The idx format: two zeros, the type (8: bytes), the number of axes, their sizes, the numbers."""
 
-import gzip
-import zlib
 from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from natgrad.data import files
 from natgrad.data.images import Images, Normalise
 from natgrad.data.places import find, spoilt
 from natgrad.data.rows import Split
@@ -16,7 +15,7 @@ from natgrad.data.sources import Source
 
 def read(path: Path, axes: int, source: Source) -> Tensor:
     """Bytes with so many axes, plain or compressed by gzip."""
-    data = _bytes(path, source)
+    data = files.read(path, source)
     if len(data) < 4 or data[:4] != bytes((0, 0, 8, axes)):
         raise spoilt(
             path,
@@ -39,12 +38,12 @@ def labelled(
     source: Source, folder: Path | str | None, classes: tuple[str, ...], normalise: Normalise
 ) -> Split[Images]:
     """MNIST, and what comes in the same files."""
-    files = find(source, folder)
+    found = find(source, folder)
     return Split(
         *(
             _part(
-                files[f"{name}-images-idx3-ubyte"],
-                files[f"{name}-labels-idx1-ubyte"],
+                found[f"{name}-images-idx3-ubyte"],
+                found[f"{name}-labels-idx1-ubyte"],
                 source,
                 classes,
                 normalise,
@@ -71,17 +70,3 @@ def _part(
             source,
         )
     return Images(images.unsqueeze(1), labels.long(), classes, normalise)
-
-
-def _bytes(path: Path, source: Source) -> bytearray:
-    try:
-        if path.suffix != ".gz":
-            return bytearray(path.read_bytes())
-        with gzip.open(path) as file:
-            return bytearray(file.read())
-    except EOFError as error:
-        raise spoilt(path, "is truncated: the compressed data end too early", source) from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise spoilt(path, f"is no gzip file or is corrupt ({error})", source) from error
-    except OSError as error:
-        raise spoilt(path, f"cannot be read ({error.strerror})", source) from error

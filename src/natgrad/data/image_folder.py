@@ -1,6 +1,7 @@
 """A folder for each class, as ImageNet is laid out: ``train/n01440764/*.JPEG``, ``val/…``."""
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ class ImageFolder(Rows):
         images = [self._cut(row, drawn) for row, drawn in zip(rows, chances, strict=True)]
         return self.normalise(torch.stack(images)), self.labels[torch.as_tensor(rows)]
 
+    def normalised(self, by: Normalise) -> "ImageFolder":
+        """The same images with another normalisation."""
+        found = copy(self)
+        found.normalise = by
+        return found
+
     def _cut(self, row: int, chances: Any) -> Tensor:
         image = pictures.opened(self.files[row], "RGB")
         crop = self.crop
@@ -92,12 +99,3 @@ def image_folder(
     train = ImageFolder(home / "train", crop, normalise, training=True)
     judged = ImageFolder(home / name, crop, normalise, training=False, classes=train.classes)
     return Split(train, judged)
-
-
-def mean_image(images: ImageFolder, crop: Squeeze | None = None) -> Tensor:
-    """``[3, size, size]``, from 0 to 1: of the upper left corners of the resized images (O11)."""
-    crop = Squeeze() if crop is None else crop
-    total = torch.zeros(3, crop.size, crop.size, dtype=torch.float64)
-    for file in images.files:
-        total += pictures.tensor(crop.corner(pictures.opened(file, "RGB")))
-    return (total / (255 * len(images.files))).float()

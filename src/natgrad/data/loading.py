@@ -1,17 +1,18 @@
 """Batches of one rank, the same in every run, that can be resumed at any step."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
-from natgrad.data import chances
+from natgrad.data import ahead, chances
 from natgrad.data.rows import Rows
 from natgrad.data.sampling import Sampling
-from natgrad.errors import CheckpointError, NatgradError, SettingError
+from natgrad.errors import CheckpointError, SettingError
 
 Key = tuple[int, tuple[int, ...]]  # epoch, rows
 
@@ -111,52 +112,21 @@ class Loader:
         self._left_early = False
 
     def _read(self, keys: Sequence[Key]) -> Iterator[Any]:
-        batches = _Batches(self.dataset, self.sampling.seed)
-        if self.workers == 0:
-            yield from (_unfailed(batches[key]) for key in keys)
-            return
-        epoch = keys[0][0]
-        # Otherwise torch would draw from its global generator, and change what the model draws.
-        seed = int(chances.bits(self.sampling.seed, epoch)[0] >> np.uint64(1))
-        ahead: DataLoader[Any] = DataLoader(
-            batches,
-            batch_size=None,  # a key is a whole batch
-            sampler=keys,
-            num_workers=self.workers,
+        return ahead.read(
+            partial(_batch, self.dataset, self.sampling.seed),
+            keys,
+            self.workers,
+            seed=int(chances.bits(self.sampling.seed, keys[0][0])[0] >> np.uint64(1)),
             pin_memory=self.device is not None and self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(seed),
         )
-        yield from map(_unfailed, ahead)
 
 
-class _Failed:
-    """An error on its way out of a worker, which torch would wrap in a traceback."""
-
-    def __init__(self, error: NatgradError) -> None:
-        self.error = error
-
-
-def _unfailed(batch: Any) -> Any:
-    if isinstance(batch, _Failed):
-        raise batch.error
-    return batch
-
-
-class _Batches(Dataset[Any]):
-    """Whole batches, by epoch and rows."""
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
-
-    def __getitem__(self, key: Key) -> Any:
-        epoch, rows = key
-        try:
-            if not isinstance(self.dataset, Rows):
-                return default_collate([self.dataset[row] for row in rows])
-            drawn = chances.uniform(self.seed, epoch, np.array(rows), self.dataset.chances)
-            return self.dataset.take(rows, drawn)
-        except NatgradError as error:
-            return _Failed(error)
+def _batch(dataset: Dataset[Any], seed: int, key: Key) -> Any:
+    epoch, rows = key
+    if not isinstance(dataset, Rows):
+        return default_collate([dataset[row] for row in rows])
+    drawn = chances.uniform(seed, epoch, np.array(rows), dataset.chances)
+    return dataset.take(rows, drawn)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from natgrad.data import text as texts
 from natgrad.data.chances import Chances
-from natgrad.data.rows import Rows, Split
+from natgrad.data.rows import IGNORED, Rows, Split
 from natgrad.data.vocabulary import build_vocabulary
 from natgrad.data.wordpiece import CLS, MASK, SEP, WordPiece
 from natgrad.errors import DataError, SettingError
-
-IGNORED = -100  # the target that torch's cross-entropy leaves out
 
 
 class MaskedWords(Rows):

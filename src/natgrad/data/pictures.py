@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from natgrad.data.places import spoilt
-from natgrad.errors import DataError
+from natgrad.errors import DataError, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,13 +33,18 @@ def opened(path: Path, mode: str | None = None) -> Image:
         raise DataError(f"There is no image {path}: put it there, or leave it out.") from error
     # Pillow's decoders raise what they like about a broken file.
     except (OSError, SyntaxError, ValueError, EOFError, pillow.DecompressionBombError) as error:
-        raise spoilt(path, f"is no image or is corrupt ({_first_line(error)})") from error
+        raise spoilt(path, f"is no image or is corrupt ({first_line(error)})") from error
 
 
 def tensor(image: Image) -> Tensor:
     """Bytes ``[c, h, w]``"""
     found = torch.from_numpy(np.array(image, dtype=np.uint8))
     return found.unsqueeze(0) if found.ndim == 2 else found.permute(2, 0, 1)
+
+
+def write(path: Path, pixels: npt.NDArray[np.uint8]) -> None:
+    """Bytes ``[h, w, 3]``; the ending of ``path`` says how."""
+    _pillow().fromarray(pixels).save(path)
 
 
 def within(folder: Path) -> list[Path]:
@@ -64,8 +70,3 @@ def _pillow() -> Any:
         raise DataError(
             "Image files are read by Pillow, which is not installed: pip install 'natgrad[data]'."
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,7 +1,7 @@
 """Where data are looked for: the folder ``NATGRAD_DATA``, the cache, and Debian's place."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from natgrad.data.sources import Source
@@ -58,13 +58,21 @@ def find(source: Source, folder: Path | str | None = None) -> dict[str, Path]:
 
 def folder(name: Path | str, what: str) -> Path:
     """A folder as it is named, or else below one of the places."""
-    candidates = [Path(name).expanduser(), *(place / name for place in places())]
-    for candidate in candidates:
-        if candidate.is_dir():
+    return _named(name, f"The folder {str(name)!r} of {what}", "a folder", Path.is_dir)
+
+
+def file(name: Path | str, what: str) -> Path:
+    """A file as it is named, or else below one of the places."""
+    return _named(name, f"The file {str(name)!r} of {what}", "a file", Path.is_file)
+
+
+def _named(name: Path | str, what: str, kind: str, there: Callable[[Path], bool]) -> Path:
+    for candidate in (Path(name).expanduser(), *(place / name for place in places())):
+        if there(candidate):
             return candidate
     raise DataError(
-        f"The folder {str(name)!r} of {what} was not found, neither as it is named nor in "
-        f"{_listed([str(place) for place in places()])}: name a folder that is there."
+        f"{what} was not found, neither as it is named nor in "
+        f"{_listed([str(place) for place in places()])}: name {kind} that is there."
     )
 
 

@@ -11,6 +11,7 @@ from natgrad.data.chances import Chances
 from natgrad.errors import SettingError
 
 T = TypeVar("T")
+IGNORED = -100  # a target that does not count, in torch's cross-entropy as well
 
 
 class Rows(Dataset[Any], ABC):

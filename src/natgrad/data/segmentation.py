@@ -9,11 +9,10 @@ from torch import Tensor
 from natgrad.data import pictures, places
 from natgrad.data.chances import Chances
 from natgrad.data.images import Normalise
-from natgrad.data.rows import Rows, Split
+from natgrad.data.rows import IGNORED, Rows, Split
 from natgrad.data.sources import MEMBRANE
 from natgrad.errors import DataError, SettingError
 
-IGNORED = -100  # the target that torch's cross-entropy leaves out
 _GRAY = Normalise((0.5,), (0.25,))
 _COLOUR = Normalise((0.5,) * 3, (0.25,) * 3)
 

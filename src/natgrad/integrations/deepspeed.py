@@ -49,7 +49,7 @@ class KFAC(preconditioner.KFAC):
     def _whole_gradients(self) -> Iterator[None]:
         """Gradients are in ``.grad`` for as long as this lasts, also those that ZeRO has cut; if it
         fails, ZeRO keeps its own as they were."""
-        zero = importlib.import_module("deepspeed.utils")
+        zero = _zero()
         parameters = [p for p in self.model.parameters() if p.requires_grad and p.grad is None]
         cut = [(p, g) for p in parameters if (g := zero.safe_get_full_grad(p)) is not None]
         try:
@@ -62,6 +62,16 @@ class KFAC(preconditioner.KFAC):
                 p.grad = None
         for (p, _), gradient in zip(cut, preconditioned, strict=True):
             zero.safe_set_full_grad(p, gradient)
+
+
+def _zero() -> Any:
+    try:
+        return importlib.import_module("deepspeed.utils")
+    except ImportError:
+        raise SettingError(
+            "Gradients of a DeepSpeed engine are read by deepspeed, which is not installed: pip "
+            "install 'natgrad[deepspeed]'."
+        ) from None
 
 
 class Rates:

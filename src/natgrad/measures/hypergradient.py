@@ -21,8 +21,23 @@ from natgrad.operators import checks
 Hyperparameters = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
+class Solved:
+    """What was found by solving a linear system."""
+
+    solution: Solution
+
+    @property
+    def residual(self) -> float:
+        """``|b - H x| / |b|``, the largest of all right-hand sides ``b``."""
+        return float(self.solution.residuals.max())
+
+    @property
+    def converged(self) -> bool:
+        return self.solution.converged
+
+
 @dataclass(frozen=True, eq=False)
-class Hypergradient:
+class Hypergradient(Solved):
     """``gradient = direct + indirect`` by every hyperparameter, of the kind they were given in.
 
     ``solution`` holds ``H^-1 ∂L_val/∂theta [P]``. ``slope = |∂L/∂theta|`` of the training loss: the
@@ -34,31 +49,14 @@ class Hypergradient:
     solution: Solution
     slope: float
 
-    @property
-    def residual(self) -> float:
-        """``|∂L_val/∂theta - H x| / |∂L_val/∂theta|``."""
-        return float(self.solution.residuals.max())
-
-    @property
-    def converged(self) -> bool:
-        return self.solution.converged
-
 
 @dataclass(frozen=True, eq=False)
-class ParameterResponse:
+class ParameterResponse(Solved):
     """``jacobian = dtheta*/dlambda``, ``[P, *shape]`` by every hyperparameter."""
 
     jacobian: Any
     solution: Solution
     slope: float
-
-    @property
-    def residual(self) -> float:
-        return float(self.solution.residuals.max())
-
-    @property
-    def converged(self) -> bool:
-        return self.solution.converged
 
 
 def hypergradient(

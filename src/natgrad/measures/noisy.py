@@ -1,9 +1,10 @@
 """Noisy natural gradient (Y22): train the mean of a Gaussian over weights, whose shape K-FAC knows.
 
-With N training samples, prior precision tau and temperature T (the weight of the KL divergence),
-the Gaussian that is nearest to the posterior has the covariance ``T/N (F + T tau/N I)^-1``. Every
-gradient is taken at weights drawn from it, and moves the mean by K-FAC's step
-``(F + damping I)^-1 (∇L(drawn) + T tau/N mean)`` (Zhang, Sun, Duvenaud and Grosse 2018).
+With N training samples (or terms of their losses, such as tokens), prior precision tau and
+temperature T (the weight of the KL divergence), the Gaussian that is nearest to the posterior has
+the covariance ``T/N (F + T tau/N I)^-1``. Every gradient is taken at weights drawn from it, and
+moves the mean by K-FAC's step ``(F + damping I)^-1 (∇L(drawn) + T tau/N mean)`` (Zhang, Sun,
+Duvenaud and Grosse 2018).
 """
 
 from __future__ import annotations
@@ -61,7 +62,12 @@ class NoisyKFAC:
     @property
     def damping(self) -> float:
         """``T tau/N``, the prior's share of the precision; K-FAC's damping is at least this."""
-        return self.temperature * self.prior_precision / self.samples
+        return self.temperature * self.prior_precision / self._terms
+
+    @property
+    def _terms(self) -> float:
+        """Of the losses of all samples; K-FAC's curvature is that of one of them."""
+        return self.samples * self.kfac.settings.terms_per_sample
 
     # Weights.
 
@@ -118,13 +124,10 @@ class NoisyKFAC:
                     f"{self.damping:g}: give KFAC(damping=...) more, or the prior less precision."
                 )
         unscale(kfac.scaler, kfac.optimizer)
-        if kfac.settings.reduction == "sum":
-            terms = 1.0 / max(1, samples or kfac.capture.samples() or 0)
-        else:
-            terms = kfac.settings.terms_per_sample
+        scale = kfac.settings.gradient_scale(max(1, samples or kfac.capture.samples() or 0))
         for p in kfac.model.parameters():
             if p.grad is not None:
-                p.grad.add_(p.to(p.grad.dtype), alpha=self.damping / terms)
+                p.grad.add_(p.to(p.grad.dtype), alpha=self.damping / scale)
         kfac.step(samples)
 
     # State.
@@ -153,7 +156,7 @@ class NoisyKFAC:
         z = torch.randn(1, matrix.size, generator=self._generator, dtype=torch.float64)
         like = block.parts[block.structure.needs[0]][-1]
         root = matrix.apply(lambda values: (values + self.damping).rsqrt(), z.to(like))
-        return root.view(block.shape) * math.sqrt(self.temperature / self.samples)
+        return root.view(block.shape) * math.sqrt(self.temperature / self._terms)
 
 
 def posterior_matrix(block: Block) -> Symmetric:

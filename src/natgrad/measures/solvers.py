@@ -44,8 +44,7 @@ class ConjugateGradients(Solver):
         near, precondition = self.preconditioner, None
         if near is not None:
             _check_size(near, len(b))
-            shift = self.damping or 1e-12 * float(near.trace()) / near.size
-            precondition = lambda m: near.solve(m, shift)  # noqa: E731
+            precondition = near.nearly_inverse(self.damping)
         return conjugate.solve(
             train.product,
             b,

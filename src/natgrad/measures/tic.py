@@ -23,9 +23,8 @@ from natgrad.linalg.results import Number
 from natgrad.measures.matrices import Matrix, operator_of
 from natgrad.measures.sample_traces import Apply, Signs, Subset, sample_trace
 from natgrad.operators import Operator, Problem, hessian
+from natgrad.operators.base import SMALL
 from natgrad.runtime.ranges import NOT_NEGATIVE, number
-
-_SMALL = 2048  # parameters of which a dense factorisation is cheaper than iterations
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def tic(
 
 
 def _inverse(operator: Operator, damping: float) -> Apply:
-    if operator.closed or operator.size > _SMALL:
+    if operator.closed or operator.size > SMALL:
         return lambda v: operator.solve(v, damping)
     dense = operator.dense()
     dense.diagonal().add_(damping)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from natgrad.errors import ConvergenceError, SettingError
 from natgrad.linalg import conjugate, density, functions, traces
+from natgrad.linalg.matrix import Product
 from natgrad.linalg.results import Eigenpairs, Estimate, Number, Solution
 from natgrad.operators import checks
 from natgrad.operators.estimators import Eigensolver, Estimator, Lanczos
@@ -216,9 +217,7 @@ class Operator(ABC):
                     f"The preconditioner is {preconditioner!r}, which is solved with by iterating "
                     "itself: give an operator with a structure, such as Kronecker()."
                 )
-            shift = damping or 1e-12 * float(preconditioner.trace()) / self.size
-            solve = preconditioner.solve
-            precondition = lambda m: solve(m, shift)  # noqa: E731
+            precondition = preconditioner.nearly_inverse(damping)
         return conjugate.solve(
             self.product,
             v,
@@ -227,6 +226,12 @@ class Operator(ABC):
             limit=limit,
             preconditioner=precondition,
         )
+
+    def nearly_inverse(self, damping: float) -> Product:
+        """``m -> (A + damping I)^-1 m`` to speed up iterations with about the same matrix; without
+        damping, what is next to nothing keeps zeros apart."""
+        shift = damping or 1e-12 * float(self.trace()) / self.size
+        return lambda m: self.solve(m, shift)
 
     def power(self, v: V, exponent: float, damping: float = 0.0) -> V:
         """``(A + damping I)^exponent v``; one half draws samples, minus one half posteriors."""

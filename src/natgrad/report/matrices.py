@@ -9,8 +9,8 @@ from torch import Tensor
 
 from natgrad.linalg.results import Eigenpairs, Number
 from natgrad.operators import Lanczos, Operator
+from natgrad.operators.base import SMALL
 from natgrad.operators.sections import indices
-from natgrad.report.written import SMALL
 from natgrad.tables import Column, Table
 
 _PROBES = 100  # products of an estimate

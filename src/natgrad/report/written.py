@@ -6,9 +6,8 @@ from torch import Tensor
 from natgrad.linalg.density import Quadrature
 from natgrad.linalg.results import Eigenpairs
 from natgrad.operators import Operator, Spectrum
+from natgrad.operators.base import SMALL
 from natgrad.operators.estimators import Eigensolver, Lanczos
-
-SMALL = 2048  # parameters of which the dense matrix and all its eigenvalues are cheap
 
 
 def written(operator: Operator) -> Operator:

@@ -87,6 +87,8 @@ def described(
         found[f"block {block.name!r}"] = (
             f"{block.kind} {size} with {block.structure!r}, {block.inverse!r}, {block.dtype}"
         )
+        if block.region_terms is not None:
+            found[f"regions of {block.name!r}"] = text(block.region_terms)
     found["the order of blocks"] = ", ".join(block.name for block in blocks)
     for name, p in model.named_parameters():
         if p.requires_grad:  # also those of no block are added up, in one buffer

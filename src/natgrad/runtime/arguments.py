@@ -1,5 +1,6 @@
 """Whether the arguments of a preconditioner are what they must be, said when they are given."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch.amp import GradScaler
 from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
 from natgrad.inverses import Inverse
-from natgrad.runtime.ranges import check_whole
+from natgrad.runtime.ranges import POSITIVE, check_whole, number
+from natgrad.runtime.settings import Settings
 from natgrad.runtime.team import Wire
 from natgrad.structures import Structure
 
@@ -55,6 +57,27 @@ def check_choices(curvature: Any, structure: Any, inverse: Any, placement: Any) 
             f"placement is {placement!r} but must be a strategy: pass an object such as "
             "natgrad.CommOpt() or natgrad.Hybrid(0.5)."
         )
+
+
+def regions(given: Any, settings: Settings, curvature: Fisher) -> dict[str, float]:
+    """Terms of a region by pattern, as many as a term of a sample."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise SettingError(
+            f"regions is {given!r} but must map patterns of modules to numbers: pass one such as "
+            "{'roi_heads.*': 1}."
+        )
+    if given and settings.reduction == "sum":
+        raise SettingError(
+            "regions are counted for a loss that is a mean over them, but reduction is 'sum': "
+            "leave one of the two out."
+        )
+    if given and curvature.observes:
+        raise SettingError(
+            f"regions are counted in the backward pass of the loss, which {curvature!r} does not "
+            "look at: leave them out, or pass natgrad.EmpiricalFisher()."
+        )
+    each = settings.terms_per_sample
+    return {n: number(v, f"regions[{n!r}]", POSITIVE) / each for n, v in given.items()}
 
 
 def check_wire(wire_dtype: Any, wire: Any) -> None:

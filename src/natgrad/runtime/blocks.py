@@ -41,6 +41,8 @@ class Block:
         self.failures = 0
         self.version = 0  # changes whenever the parts do
         self.twin: Block | None = None  # a block that sees the same inputs
+        # Terms of a region, where the layers see regions of samples instead of samples.
+        self.region_terms: float | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:

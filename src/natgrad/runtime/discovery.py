@@ -1,7 +1,7 @@
 """Which parameters of a model are preconditioned, by which block, and why the others are not."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -41,6 +41,7 @@ class Choice:
     exclude: tuple[Pattern, ...]
     factor_dtype: torch.dtype | None
     batch_axis: int
+    regions: Mapping[str, float] = field(default_factory=dict)
 
 
 def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
@@ -66,18 +67,21 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
             layer.batch_axis = choice.batch_axis
             claimed.update(layer.claims)
         layers += [layer for layer in views if layer.parameters]
+    biases = {id(layer.bias) for layer in layers}  # before ties part some from their weights
     blocks = [
         Block(
             group[0].name, group, _structure(group[0], choice), choice.inverse, choice.factor_dtype
         )
         for group in _tied(layers)
     ]
+    for block in blocks:
+        block.region_terms = _region_terms(block, choice)
     covered = {id(p) for block in blocks for p in block.parameters}
     for full, parameter in root.named_parameters():
         full = clean(full)
         if id(parameter) in covered:
             uncovered.pop(full, None)
-        elif full not in uncovered:
+        elif full not in uncovered or id(parameter) in biases:
             reason = "a bias of a tied weight" if parameter.requires_grad else "frozen"
             uncovered[full] = Uncovered(full, "", reason)
     if not blocks:
@@ -184,10 +188,20 @@ def _excluded(name: str, module: nn.Module, choice: Choice) -> str:
     return "excluded" if _matches(name, module, choice.exclude) else ""
 
 
+def _region_terms(block: Block, choice: Choice) -> float | None:
+    """By the first pattern that has all uses of the weight."""
+    for pattern, terms in choice.regions.items():
+        if all(_matches(layer.name, layer.module, [pattern]) for layer in block.layers):
+            return terms
+    return None
+
+
 def _check_patterns(root: nn.Module, choice: Choice) -> None:
     """A pattern that matches nothing is a mistake, and would silently do nothing."""
     named = [(clean(name), module) for name, module in root.named_modules()]
-    for label, patterns in (("include", choice.include or ()), ("exclude", choice.exclude)):
+    given: dict[str, Iterable[Pattern]] = {"include": choice.include or ()}
+    given |= {"exclude": choice.exclude, "regions": choice.regions}
+    for label, patterns in given.items():
         for pattern in patterns:
             if not any(_matches(name, module, [pattern]) for name, module in named):
                 what = pattern if isinstance(pattern, str) else type(pattern).__name__

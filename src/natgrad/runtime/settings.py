@@ -1,5 +1,6 @@
 """Hyperparameters, checked when given and evaluated at each step."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,9 +65,17 @@ class Settings:
             norm_damping=value_at(self.norm_damping, step, "norm_damping", NOT_NEGATIVE),
         )
 
-    def loss_scale(self, samples: int) -> float:
-        """What turns a gradient of the loss into that of one sample's, summed over its terms."""
-        return 1.0 if self.reduction == "sum" else samples * self.terms_per_sample
+    def statistics_scale(self, samples: int, *, observed: bool) -> float:
+        """What captured gradients are multiplied by. Their outer products are averaged over N
+        samples, but ``F = 1/(N T) Σ g gᵀ`` is a mean over all T terms of each, where ``g`` is of
+        one term's own loss: that is how gradients of a sum come, and those that are ``observed``.
+        """
+        own = 1.0 if observed or self.reduction == "sum" else samples * self.terms_per_sample
+        return own / math.sqrt(self.terms_per_sample)
+
+    def gradient_scale(self, samples: int) -> float:
+        """What makes the gradient of the loss that of the mean loss of a term."""
+        return 1.0 if self.reduction == "mean" else 1.0 / (samples * self.terms_per_sample)
 
 
 class Clocks:

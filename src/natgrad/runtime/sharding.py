@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from natgrad.comm.checkpoints import Folder, read, write
+from natgrad.comm.checkpoints import Folder, names, read, write
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.runtime.checkpoint import Kept, resume, summary
 from natgrad.runtime.entries import Entry, entries, saved
@@ -78,13 +79,48 @@ def load(shards: Shards, folder: Folder, beside: dict[str, Any]) -> None:
     read(comm, folder, header)
     shards.check(header[NAME][HEADER])  # before anything is read into the model
     items = {**beside, NAME: shards}
-    state = {name: _value(item) for name, item in items.items()}
-    read(comm, folder, state)
+    known = names(comm, folder)
+    asleep = {
+        name: item
+        for name, item in beside.items()
+        if isinstance(item, Optimizer)
+        and not item.state
+        and any(one.startswith(f"{name}.state.") for one in known)
+    }
+    try:
+        for item in asleep.values():
+            _wake(item)
+        state = {name: _value(item) for name, item in items.items()}
+        read(comm, folder, state)
+    except BaseException:
+        for item in asleep.values():
+            item.state.clear()
+        raise
     for name, item in items.items():
         if _has_state(item):
             item.load_state_dict(state[name])
         else:
             beside[name] = state[name]
+
+
+def _wake(optimizer: Optimizer) -> None:
+    """A step that moves nothing: before the first one an optimizer has no tensors to read into, and
+    what was saved of it would be passed over."""
+    groups = optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+    parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+    gradients = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    for group in groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+    try:
+        optimizer.step()
+    finally:
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def _check_names(beside: Mapping[str, Any]) -> None:

@@ -41,6 +41,9 @@ class Statistics:
 
     def _add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int, names: list[str]) -> None:
         block, layer = use
+        if block.region_terms is not None:
+            # Of all that a sample's loss is a mean over, each is then one sample: N g -> N √r g.
+            g = g * (len(g) * block.region_terms / (this.samples or len(g) or 1)) ** 0.5
         if draw:
             names = [name for name in names if block.factors[name].of_gradients]
         sums = block.open(names, real(g.dtype))
@@ -96,9 +99,11 @@ class Statistics:
         if not structure.pooled:
             return
         role, calls = structure.role(layer), this.calls[block]
-        same_samples = this.samples is None or len(g) % max(1, this.samples) == 0
-        if calls <= 1 or not same_samples:
-            for piece in structure.summaries(layer, x, g, this.samples):
+        regions = block.region_terms is not None
+        samples = len(g) if regions else this.samples
+        same_samples = samples is None or len(g) % max(1, samples) == 0
+        if calls <= 1 or regions or not same_samples:
+            for piece in structure.summaries(layer, x, g, samples):
                 structure.absorb(role, piece, sums, block.parts)
             return
         pieces = list(structure.summaries(layer, x, g, this.samples))

@@ -1,20 +1,19 @@
 """LAMB: Adam with a length for each layer, ``w ← w - lr ‖w‖ u / ‖u‖`` (You et al., 2020)."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from natgrad.errors import SettingError
-from natgrad.runtime.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, number
+from natgrad.runtime.ranges import FRACTION, NOT_NEGATIVE, number
 from natgrad.schemes.norms import norm
-from natgrad.schemes.trust import check_group, dense_gradient, trust_ratio
+from natgrad.schemes.trust import LayerWise, trust_ratio
 
 
-class LAMB(Optimizer):
+class LAMB(LayerWise):
     """``u = m̂ / (√v̂ + ε) + λ w`` with Adam's bias-corrected averages ``m̂`` and ``v̂`` and weight
     decay ``λ``; then ``w ← w - lr · trust φ(‖w‖) / ‖u‖ · u``, ``φ(z) = min(max(z, low), high)``
     with ``bounds`` ``(low, high)``.
@@ -22,6 +21,8 @@ class LAMB(Optimizer):
     A group with ``trust=None`` is stepped by ``u`` as it is, which is AdamW; `parameter_groups`
     makes one of biases and norm layers.
     """
+
+    ranges: ClassVar = {**LayerWise.ranges, "eps": NOT_NEGATIVE}
 
     def __init__(
         self,
@@ -45,9 +46,6 @@ class LAMB(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        check_group(
-            self, lr=NOT_NEGATIVE, eps=NOT_NEGATIVE, weight_decay=NOT_NEGATIVE, trust=POSITIVE
-        )
         group, index = self.param_groups[-1], len(self.param_groups) - 1
         for beta in group["betas"]:
             number(beta, f"LAMB: a beta of parameter group {index}", FRACTION)
@@ -57,21 +55,6 @@ class LAMB(Optimizer):
                 f"LAMB: 'bounds' of parameter group {index} are {(low, high)!r} but must be two "
                 "numbers with 0 <= low < high: pass (0, inf) for none."
             )
-
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None
-    ) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                gradient = dense_gradient(p, "LAMB")
-                if gradient is not None:
-                    self._update(p, gradient, group)
-        return loss
 
     def _update(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (beta, beta2) = self.state[p], group["betas"]

@@ -15,7 +15,7 @@ from natgrad.runtime.hooks import remove
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _BY_CHANNEL = nn.modules.batchnorm._NormBase  # batch and instance normalisation
-_NORMS = (_BY_CHANNEL, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMS = (_BY_CHANNEL, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def normalized_layers(model: nn.Module, *inputs: Any, **named: Any) -> dict[str, nn.Module]:
@@ -29,7 +29,7 @@ def normalized_layers(model: nn.Module, *inputs: Any, **named: Any) -> dict[str,
     for module in model.modules():
         if isinstance(module, _LAYERS):
             handles.append(module.register_forward_hook(watch.made))
-        elif isinstance(module, _NORMS):
+        elif isinstance(module, NORMS):
             handles.append(module.register_forward_pre_hook(watch.normalizes, with_kwargs=True))
             handles.append(module.register_forward_hook(watch.normalized, always_call=True))
     try:

@@ -1,15 +1,17 @@
 """Layer-wise rates, ``trust · ‖w‖ / ‖update‖``, and the groups of parameters that have none."""
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from natgrad.errors import SettingError
-from natgrad.runtime.ranges import NOT_NEGATIVE, Range, number
+from natgrad.runtime.ranges import NOT_NEGATIVE, POSITIVE, Range, number
+from natgrad.schemes.normalized import NORMS
 from natgrad.schemes.norms import safe_ratio
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def trust_ratio(weight_norm: Tensor, update_norm: Tensor, trust: float) -> Tensor:
@@ -28,7 +30,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         p
         for module in model.modules()
         for p in module.parameters(recurse=False)
-        if isinstance(module, _NORMS) or p.ndim < 2
+        if isinstance(module, NORMS) or p.ndim < 2
     ]
     apart = set(rest)
     matrices = [p for p in model.parameters() if p.requires_grad and p not in apart]
@@ -40,20 +42,47 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def check_group(optimizer: Optimizer, **ranges: Range) -> None:
-    """The numbers of the group that was added last; those that are ``None`` are switched off."""
-    index = len(optimizer.param_groups) - 1
-    name, group = type(optimizer).__name__, optimizer.param_groups[index]
-    for key, allowed in ranges.items():
-        if key != "trust" or group[key] is not None:
-            number(group[key], f"{name}: '{key}' of parameter group {index}", allowed)
+class LayerWise(Optimizer):
+    """One that steps parameter by parameter, with numbers of a group that lie in ``ranges``; a
+    group whose ``trust`` is ``None`` has no layer-wise rate."""
 
+    ranges: ClassVar[dict[str, Range]] = {
+        "lr": NOT_NEGATIVE,
+        "weight_decay": NOT_NEGATIVE,
+        "trust": POSITIVE,
+    }
 
-def dense_gradient(parameter: Tensor, owner: str) -> Tensor | None:
-    gradient = parameter.grad
-    if gradient is not None and gradient.is_sparse:
-        raise SettingError(
-            f"{owner} was given a sparse gradient of shape {list(gradient.shape)} but needs dense "
-            "ones: make the embedding with sparse=False."
-        )
-    return gradient
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        name, group = type(self).__name__, self.param_groups[index]
+        for key, allowed in self.ranges.items():
+            if key != "trust" or group[key] is not None:
+                number(group[key], f"{name}: '{key}' of parameter group {index}", allowed)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, self._dense(p.grad), group)
+        return loss
+
+    def _dense(self, gradient: Tensor) -> Tensor:
+        if gradient.is_sparse:
+            raise SettingError(
+                f"{type(self).__name__} was given a sparse gradient of shape "
+                f"{list(gradient.shape)} but needs dense ones: make the embedding with "
+                "sparse=False."
+            )
+        return gradient
+
+    @abstractmethod
+    def _update(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Change ``p`` by its dense ``gradient``, of the same shape."""

@@ -28,14 +28,16 @@ class Log:
         self._board = _board(folder, step)
 
     def __call__(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """``kind`` is "train" or "test"."""
+        """``kind``: "train" (of the last batch), "test", "fit" (the same metrics on training data),
+        "drift" or "stages" (of K-FAC)."""
         line = json.dumps({"kind": kind, "step": step, **values})
         try:
             self._file.write(f"{line}\n")
             self._file.flush()
             if self._board is not None:
                 for name, value in values.items():
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+                    if isinstance(value, int | float):
+                        self._board.add_scalar(f"{kind}/{name}", value, step)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -53,6 +55,14 @@ class Log:
             f"The log {self.path} could not be written ({error.strerror}), checkpoints are intact: "
             "make room, or name another folder with --out."
         )
+
+
+class NoLog:
+    """Of all ranks but the first."""
+
+    def __call__(self, kind: str, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,12 @@
 """The loop: step, log, test, save, and stop when it is time."""
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -11,9 +15,10 @@ from natgrad.comm.torchrun import joined
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.train import toml
 from natgrad.train.interruption import Interruption
-from natgrad.train.logs import Log
+from natgrad.train.logs import Log, NoLog
 from natgrad.train.progress import Progress, Silent
 from natgrad.train.settings import FREE, Settings
+from natgrad.train.start import load_start, start_file
 from natgrad.train.state import Checkpoints, writable, write_text
 from natgrad.train.together import together
 from natgrad.train.training import Training
@@ -24,13 +29,15 @@ SETTINGS = "settings.toml"
 @dataclass(frozen=True)
 class Outcome:
     """``metrics`` of the last test; ``reached`` says whether they met the target; ``signal`` is the
-    number of the one that ended the run, or 0."""
+    number of the one that ended the run, or 0; a run has ``diverged`` if its test loss is not
+    finite, and is not saved then."""
 
     step: int
     steps: int
     metrics: dict[str, float] = field(default_factory=dict)
     reached: bool = False
     signal: int = 0
+    diverged: bool = False
 
 
 def train(
@@ -39,15 +46,18 @@ def train(
     progress: Progress | None = None,
     *,
     resume: bool = False,
+    interruption: Interruption | None = None,
 ) -> Outcome:
     """Train as ``settings`` say; logs, checkpoints and the settings go to ``folder``.
 
     ``resume`` goes on where the last checkpoint there was written. Under torchrun all processes
-    train together; ``progress`` is told only on the first of them.
+    train together; ``progress`` is told only on the first of them. Who makes several runs may have
+    an ``interruption`` around them, and its signal ends this one.
     """
     with joined() as (comm, device):
         shown = progress if comm.rank == 0 and progress is not None else Silent()
-        return _train(settings, Path(folder), comm, device, shown, resume=resume)
+        watch = Interruption() if interruption is None else nullcontext(interruption)
+        return _train(settings, Path(folder), comm, device, shown, watch, resume=resume)
 
 
 def _train(
@@ -56,48 +66,60 @@ def _train(
     comm: Communicator,
     device: torch.device,
     progress: Progress,
+    watch: AbstractContextManager[Interruption],
     *,
     resume: bool,
 ) -> Outcome:
     first = comm.rank == 0
     checkpoints = _prepared(settings, folder, comm, resume=resume)
     run = Training(settings, comm, device)
-    start, metrics = _resumed(run, checkpoints, folder)
+    start, metrics, elapsed = _resumed(run, checkpoints, folder)
     if first:
         write_text(folder / SETTINGS, toml.written(settings))
-    log = Log(folder, start) if first else None
+    log = Log(folder, start) if first else NoLog()
     every = Every(settings, run.steps_per_epoch, run.steps)
-    clock = Clock(run, start)
-    done, stop, reached = start, 0, _reached(settings, metrics)
+    clock = Clock(run, start, elapsed)
+    done, stop, reached, diverged = start, 0, _reached(settings, metrics), False
+
+    def tell(kind: str, step: int, values: Mapping[str, Any]) -> None:
+        if values:
+            log(kind, step, {"elapsed": round(clock.elapsed, 6), **values})
+
     progress.start(start, run.steps)
     try:
-        with Interruption() as interruption:
+        with watch as interruption:
             for step, batches in run.batches(run.steps if reached else start):
-                loss, done = run.step(step, batches), step + 1
+                loss, done, lost = run.step(step, batches), step + 1, False
                 if every.logs(done):
                     values = {"loss": run.mean(loss), "lr": run.lr(step), **clock.read(done)}
                     progress.step(done, values | {k: v for k, v in metrics.items() if k != "loss"})
-                    if log is not None:
-                        log("train", done, values)
-                if every.tests(done):
                     with clock.paused():
-                        metrics = run.evaluate()
-                    reached = _reached(settings, metrics)
+                        tell("train", done, values)
+                        tell("drift", done, run.drift())
+                    lost = not isfinite(values["loss"])  # maybe of this batch alone
+                if every.tests(done) or lost:
+                    with clock.paused():
+                        metrics = run.evaluate(run.task.test)
+                        tell("test", done, metrics)
+                        tell("fit", done, run.fit())
+                        tell("stages", done, run.stages())
+                    reached, diverged = _reached(settings, metrics), not isfinite(metrics["loss"])
                     progress.tested(done, metrics)
-                    if log is not None:
-                        log("test", done, metrics)
+                    if diverged:
+                        break
                 stop = run.any(interruption.signal)
                 if every.saves(done) or stop or reached:
                     with clock.paused():
                         share = run.mixing.state_dict() or None
-                        checkpoints.save(done, {**run.state(), "metrics": metrics}, share)
+                        known = {"metrics": metrics, "elapsed": clock.elapsed}
+                        checkpoints.save(done, {**run.state(), **known}, share)
+                        run.write_record(folder)
                 if stop or reached:
                     break
     finally:
         progress.end()
-        if log is not None:
-            log.close()
-    return Outcome(done, run.steps, metrics, reached, stop)
+        log.close()
+    return Outcome(done, run.steps, metrics, reached, stop, diverged)
 
 
 class Every:
@@ -120,21 +142,27 @@ class Every:
 
 
 class Clock:
-    """Seconds of a step since it was last read, and K-FAC's share of them; ``step`` is the one from
-    which the run goes on."""
+    """Seconds of training: of all steps (``elapsed``, of which ``before`` those before the run was
+    interrupted at ``step``), and of a step since the clock was last read with K-FAC's share."""
 
-    def __init__(self, run: Training, step: int) -> None:
+    def __init__(self, run: Training, step: int, before: float) -> None:
         self.run, self.step = run, step
-        self.left_out = 0.0
+        self.before = self.last = before
         self.start, self.spent = perf_counter(), self._kfac()
+        self.pause: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        now = perf_counter() if self.pause is None else self.pause
+        return self.before + now - self.start
 
     def read(self, step: int) -> dict[str, float]:
-        now, spent = perf_counter(), self._kfac()
-        seconds = now - self.start - self.left_out
+        elapsed, spent = self.elapsed, self._kfac()
+        seconds = elapsed - self.last
         found = {"seconds": seconds / (step - self.step)}
         if self.run.kfac is not None:
             found["share"] = min(1.0, (spent - self.spent) / max(seconds, 1e-9))
-        self.step, self.start, self.spent, self.left_out = step, now, spent, 0.0
+        self.step, self.last, self.spent = step, elapsed, spent
         return found
 
     def paused(self) -> "Clock":
@@ -144,7 +172,9 @@ class Clock:
         self.pause = perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self.left_out += perf_counter() - self.pause
+        assert self.pause is not None
+        self.start += perf_counter() - self.pause
+        self.pause = None
 
     def _kfac(self) -> float:
         return 0.0 if self.run.kfac is None else sum(self.run.kfac.watch.seconds.values())
@@ -162,6 +192,8 @@ def _prepared(settings: Settings, folder: Path, comm: Communicator, *, resume: b
             )
         if resume and (folder / SETTINGS).exists():
             _check_unchanged(Settings(**toml.read(folder / SETTINGS)), settings, folder)
+        if settings.start_from and not checkpoints.steps():
+            start_file(settings.start_from)
         writable(folder)
 
     together(comm, check if comm.rank == 0 else lambda: None)
@@ -179,8 +211,11 @@ def _check_unchanged(before: Settings, now: Settings, folder: Path) -> None:
             )
 
 
-def _resumed(run: Training, checkpoints: Checkpoints, folder: Path) -> tuple[int, dict[str, float]]:
-    """The step from which all ranks go on, and the metrics of the last test before it."""
+def _resumed(
+    run: Training, checkpoints: Checkpoints, folder: Path
+) -> tuple[int, dict[str, float], float]:
+    """The step from which all ranks go on, the metrics of the last test before it, and the seconds
+    that they have trained."""
     found = together(run.comm, checkpoints.load)
     step = 0 if found is None else int(found[0]["step"])
     steps = run.comm.gather(step)
@@ -199,10 +234,12 @@ def _resumed(run: Training, checkpoints: Checkpoints, folder: Path) -> tuple[int
         wrong.everywhere = True
         raise wrong
     if found is None:
-        return 0, {}
+        if source := run.settings.start_from:
+            together(run.comm, lambda: load_start(run.network, source))
+        return 0, {}, 0.0
     state, shares = found
     run.load(state, shares)
-    return step, dict(state["metrics"])
+    return step, dict(state["metrics"]), float(state["elapsed"])
 
 
 def _reached(settings: Settings, metrics: dict[str, float]) -> bool:

@@ -1,17 +1,28 @@
 """Networks by name, for data of any shape."""
 
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from natgrad.errors import SettingError
-from natgrad.models import GPT, UNet, autoencoder, convnet, he_normal_, mlp, resnet, small_resnet
-from natgrad.train.settings import Settings
+from natgrad.models import (
+    BERT_LARGE,
+    GPT,
+    UNet,
+    autoencoder,
+    bert,
+    convnet,
+    he_normal_,
+    mask_rcnn,
+    mlp,
+    resnet,
+    small_mask_rcnn,
+    small_resnet,
+)
+from natgrad.train.settings import MASK_RCNNS, Settings
 
 SMALL = (8, 20, 32, 56, 110)  # depths of residual networks for images of 32 x 32
-BERT = {"layers": 24, "heads": 16, "width": 1024}  # BERT-Large
 
 
 @dataclass(frozen=True)
@@ -27,14 +38,30 @@ class About:
 def build(settings: Settings, about: About) -> nn.Module:
     """With weights as they are drawn now."""
     name = settings.network
+    if (settings.loss == "instances") != (name in MASK_RCNNS):
+        raise SettingError(
+            f"network {name} and loss {settings.loss} do not go together: a mask-rcnn has loss "
+            "instances, and it alone."
+        )
     if (name in ("gpt", "bert")) != bool(about.vocabulary):
         takes, are = ("tokens", "images") if name in ("gpt", "bert") else ("images", "tokens")
         raise SettingError(
             f"network {name} takes {takes} but the data {settings.data} are {are}: name another "
             "network, or other data."
         )
-    model = _images(settings, about) if about.image is not None else _tokens(settings, about)
+    if name in MASK_RCNNS:
+        model = _instances(settings, about)
+    else:
+        model = _images(settings, about) if about.image is not None else _tokens(settings, about)
     return he_normal_(model) if settings.he_normal else model
+
+
+def _instances(settings: Settings, about: About) -> nn.Module:
+    side = {"side": settings.image} if settings.image else {}
+    if settings.network == "mask-rcnn":
+        return mask_rcnn(about.classes, **side)
+    width = {"width": settings.width} if settings.width else {}
+    return small_mask_rcnn(about.classes, **side, **width)
 
 
 def _images(settings: Settings, about: About) -> nn.Module:
@@ -82,43 +109,14 @@ def _tokens(settings: Settings, about: About) -> nn.Module:
             f"network {settings.network} and loss {settings.loss} do not go together: pass loss "
             f"{wanted}."
         )
-    if settings.network == "bert":
-        return _Bert(settings, about.vocabulary)
     sizes = {"layers": settings.layers, "heads": settings.heads, "width": settings.width}
     given: dict[str, Any] = {name: size for name, size in sizes.items() if size}
+    if settings.network == "bert":
+        size = replace(BERT_LARGE, **given)
+        # Weights of short windows are then those of long ones.
+        context = max(512, settings.context)
+        return bert(about.vocabulary, size, context=context, dropout=settings.dropout)
     return GPT(about.vocabulary, settings.context, dropout=settings.dropout, **given)
-
-
-class _Bert(nn.Module):
-    """BERT with its masked-LM head, by transformers: ``[n, tokens] -> [n, tokens, vocabulary]``."""
-
-    def __init__(self, settings: Settings, vocabulary: int) -> None:
-        super().__init__()
-        try:
-            transformers = import_module("transformers")
-        except ImportError:
-            raise SettingError(
-                "network bert needs transformers, which is not installed: pip install "
-                "'natgrad[train]'."
-            ) from None
-        width = settings.width or BERT["width"]
-        config = transformers.BertConfig(
-            vocab_size=vocabulary,
-            hidden_size=width,
-            num_hidden_layers=settings.layers or BERT["layers"],
-            num_attention_heads=settings.heads or BERT["heads"],
-            intermediate_size=4 * width,
-            max_position_embeddings=max(512, settings.context),
-            hidden_dropout_prob=settings.dropout,
-            attention_probs_dropout_prob=settings.dropout,
-        )
-        self.model = transformers.BertForMaskedLM(config)
-
-    def forward(self, tokens: Any) -> Tensor:
-        """``tokens [n, tokens]``, or what transformers take by name."""
-        named = dict(tokens) if not isinstance(tokens, Tensor) else {"input_ids": tokens}
-        logits: Tensor = self.model(**named).logits
-        return logits
 
 
 def _product(shape: tuple[int, ...]) -> int:

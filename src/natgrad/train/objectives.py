@@ -3,32 +3,39 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from natgrad.curvature.likelihoods import Bernoulli, Categorical, Likelihood
+from natgrad.data.rows import IGNORED
 from natgrad.schemes import smooth, soft_cross_entropy
-
-IGNORED = -100  # a target that does not count
 
 
 class Objective(ABC):
-    """``terms``: how many terms of a sample the loss is a mean over, as `natgrad.KFAC` takes it."""
+    """``terms``: how many terms of a sample the loss is a mean over, and ``regions``, as
+    `natgrad.KFAC` takes them."""
 
     terms: float = 1
+    regions: Mapping[str, float] = MappingProxyType({})
     likelihood: Likelihood = Categorical()
 
+    def output(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
+        """What the loss and the sums are of."""
+        return model(inputs)
+
     @abstractmethod
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss(self, output: Any, target: Any) -> Tensor:
         """The mean over samples."""
 
     @abstractmethod
-    def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
-        """Numbers that add up over batches."""
+    def sums(self, output: Any, target: Any) -> dict[str, Any]:
+        """Numbers, or lists, that add up over batches."""
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Of all batches whose sums these are."""
         found = {"loss": sums["loss"] / sums["count"]}
         if "right" in sums:
@@ -47,10 +54,10 @@ class Classes(Objective):
             if self.label_smoothing:
                 target = smooth(target, self.label_smoothing, self.classes)
             return soft_cross_entropy(output, target)
-        return F.cross_entropy(_exact(output), target, label_smoothing=self.label_smoothing)
+        return F.cross_entropy(exact(output), target, label_smoothing=self.label_smoothing)
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
-        total = F.cross_entropy(_exact(output), target, reduction="sum")
+        total = F.cross_entropy(exact(output), target, reduction="sum")
         n = float(len(target))
         right = float((output.argmax(1) == target).sum())
         return {"loss": float(total), "count": n, "right": right, "places": n}
@@ -68,7 +75,7 @@ class Reconstruction(Objective):
         return {"loss": float(self._total(output, target)), "count": float(len(output))}
 
     def _total(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(_exact(output), target, reduction="sum")
+        return F.binary_cross_entropy_with_logits(exact(output), target, reduction="sum")
 
 
 class Pixels(Objective):
@@ -80,7 +87,7 @@ class Pixels(Objective):
         self.terms = pixels
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(_exact(output), target.to(_exact(output)))
+        return F.binary_cross_entropy_with_logits(exact(output), target.to(exact(output)))
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
         guess, truth = output > 0, target > 0.5
@@ -109,7 +116,7 @@ class Tokens(Objective):
         self.terms = terms
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(_exact(output).flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+        return F.cross_entropy(exact(output).flatten(0, 1), target.flatten(), ignore_index=IGNORED)
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, float]:
         counts = target != IGNORED
@@ -124,6 +131,6 @@ class Tokens(Objective):
         return found | {"perplexity": math.exp(min(found["loss"], 700.0))}
 
 
-def _exact(output: Tensor) -> Tensor:
+def exact(output: Tensor) -> Tensor:
     """In float32 or better."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

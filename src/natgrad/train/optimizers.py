@@ -28,7 +28,15 @@ from natgrad.runtime.schedule import (
     StepDecay,
     WarmupDamping,
 )
-from natgrad.schemes import LAMB, LARS, DisplacementMomentum, LinearWarmup, parameter_groups
+from natgrad.schemes import (
+    LAMB,
+    LARS,
+    DisplacementMomentum,
+    LinearWarmup,
+    parameter_groups,
+    steps_of,
+)
+from natgrad.train import rivals
 from natgrad.train.objectives import Objective
 from natgrad.train.settings import Settings
 
@@ -68,12 +76,12 @@ def rate(settings: Settings, steps_per_epoch: float, steps: int) -> Schedule:
         case "steps":
             # Two epochs that are one step apart, or none, still fall twice.
             at: list[int] = []
-            for epoch in settings.decay_at:
-                at.append(max(round(epoch * steps_per_epoch), at[-1] + 1 if at else 0))
+            for step in steps_of(settings.decay_at, steps_per_epoch):
+                at.append(max(step, at[-1] + 1 if at else 0))
             found = StepDecay(settings.lr, settings.decay_factor, tuple(at))
         case _:
             found = Constant(settings.lr)
-    warm = round(settings.warmup * steps_per_epoch)
+    warm = round(settings.warmup_share * steps or settings.warmup * steps_per_epoch)
     # Not from 0: a step without a rate would be lost.
     return LinearWarmup(found, warm, 1 / warm) if warm > 1 else found
 
@@ -88,6 +96,12 @@ def optimizer(settings: Settings, model: nn.Module, lr: Schedule) -> Optimizer:
             return LARS(groups, lr=settings.lr, momentum=settings.momentum)
         case "lamb":
             return LAMB(groups, lr=settings.lr, betas=betas)
+        case "muon":
+            return rivals.muon(settings, groups, model)
+        case "soap":
+            return rivals.soap(settings, groups)
+        case "shampoo":
+            return rivals.shampoo(settings, groups)
     coupled = CoupledMomentum(settings.momentum, lr) if settings.coupled else None
     if settings.displacement:
         plain = torch.optim.SGD(groups, lr=settings.lr)
@@ -128,6 +142,7 @@ def preconditioner(
         include=s.include or None,
         exclude=s.exclude,
         terms_per_sample=objective.terms,
+        regions=objective.regions,
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from natgrad.errors import SettingError
+from natgrad.models import MASK_RCNN_HEADS
 from natgrad.schemes import LARGE_BATCH, LargeBatch
 from natgrad.train.settings import Settings
 
@@ -14,47 +15,37 @@ class Preset:
     settings: Settings
 
 
-_POLYNOMIAL: dict[str, Any] = {"schedule": "polynomial"}  # linear down to 0 unless more is said
+# What several of them have in common.
+_LINEAR: dict[str, Any] = {"lr": 0.03, "schedule": "polynomial"}  # down to 0
+_DIGITS: dict[str, Any] = {"evaluate_every": 20, "checkpoint_every": 50, **_LINEAR}
+_AUTOENCODER: dict[str, Any] = {
+    "network": "autoencoder",
+    "loss": "reconstruction",
+    "metric": "loss",
+}
+_RESNET50: dict[str, Any] = {
+    "data": "imagenet",
+    "network": "resnet50",
+    "micro_batch": 32,
+    "ramp": False,
+    "workers": 4,
+}
 
 _SMALL = {
     "digits-cnn": Preset(
-        "a convnet on scikit-learn's digits: seconds",
-        Settings(steps=200, lr=0.03, evaluate_every=20, checkpoint_every=50, **_POLYNOMIAL),
+        "a convnet on scikit-learn's digits: seconds", Settings(steps=200, **_DIGITS)
     ),
     "digits-autoencoder": Preset(
-        "an autoencoder on the same",
-        Settings(
-            network="autoencoder",
-            loss="reconstruction",
-            steps=300,
-            lr=0.03,
-            metric="loss",
-            evaluate_every=20,
-            checkpoint_every=50,
-            **_POLYNOMIAL,
-        ),
+        "an autoencoder on the same", Settings(steps=300, **_AUTOENCODER, **_DIGITS)
     ),
-    "mnist-cnn": Preset(
-        "a convnet on MNIST",
-        Settings(data="mnist", epochs=5, lr=0.03, **_POLYNOMIAL),
-    ),
+    "mnist-cnn": Preset("a convnet on MNIST", Settings(data="mnist", epochs=5, **_LINEAR)),
     "fashion-mnist-cnn": Preset(
         "a convnet on Fashion-MNIST",
-        Settings(data="fashion-mnist", width=32, epochs=10, lr=0.03, **_POLYNOMIAL),
+        Settings(data="fashion-mnist", width=32, epochs=10, **_LINEAR),
     ),
     "mnist-autoencoder": Preset(
         "an autoencoder on MNIST",
-        Settings(
-            data="mnist",
-            network="autoencoder",
-            width=1000,
-            loss="reconstruction",
-            epochs=20,
-            batch_size=1000,
-            lr=0.03,
-            metric="loss",
-            **_POLYNOMIAL,
-        ),
+        Settings(data="mnist", width=1000, epochs=20, batch_size=1000, **_AUTOENCODER, **_LINEAR),
     ),
     "gpt-shakespeare": Preset(
         "a GPT of 0.8 million parameters on the characters of tinyshakespeare",
@@ -70,11 +61,9 @@ _SMALL = {
             weight_decay=0.1,
             schedule="cosine",
             warmup=0.05,
-            kl_clip=0.0,
-            damping=0.1,
         ),
     ),
-    "unet-membrane": Preset(
+    "unet": Preset(
         "a small U-Net on the membranes of ISBI 2012 (K10)",
         Settings(
             data="membrane",
@@ -86,12 +75,9 @@ _SMALL = {
             batch_size=4,
             steps=300,
             lr=0.1,
-            # Both are of a sample's loss, the sum over its pixels.
-            damping=10.0,
-            kl_clip=50.0,
+            schedule="polynomial",
             evaluate_every=50,
             checkpoint_every=50,
-            **_POLYNOMIAL,
         ),
     ),
 }
@@ -124,13 +110,11 @@ def _imagenet(row: LargeBatch) -> Preset:
     return Preset(
         f"ResNet-50 on ImageNet by batches of {row.batch:,}, {row.epochs} epochs (O23)",
         Settings(
-            data="imagenet",
-            network="resnet50",
+            mean_image=True,
             he_normal=True,
             mixup=row.mixup_alpha,
             erasing=0.5,
             batch_size=row.batch,
-            micro_batch=32,
             epochs=row.epochs,
             lr=row.lr,
             momentum=row.momentum,
@@ -150,22 +134,39 @@ def _imagenet(row: LargeBatch) -> Preset:
             kl_clip=0.0,
             update_every=1,
             refresh_every=1,
-            ramp=False,
-            workers=4,
+            **_RESNET50,
         ),
     )
 
+
+_BERT: dict[str, Any] = {
+    "data": "wikitext2",
+    "network": "bert",
+    "dropout": 0.1,
+    "loss": "masked-tokens",
+    "metric": "loss",
+    "micro_batch": 8,
+    "optimizer": "lamb",
+    "weight_decay": 0.01,
+    "schedule": "polynomial",
+    "decay_power": 0.5,
+    "precision": "bfloat16",
+    "kl_clip": 0.0,  # LAMB gives every layer a length of its own
+    "update_every": 5,
+    "refresh_every": 50,
+    "exclude": ("*embeddings*", "*decoder*"),
+    "evaluate_every": 50,
+    "checkpoint_every": 50,
+}
 
 _PAPERS = {
     **{f"cifar10-resnet{depth}": _cifar10(depth) for depth in (20, 32)},
     "imagenet-resnet50": Preset(
         "ResNet-50 on ImageNet by batches of 512, 55 epochs (P20)",
         Settings(
-            data="imagenet",
-            network="resnet50",
+            crop="zoom",
             label_smoothing=0.1,
             batch_size=512,
-            micro_batch=32,
             epochs=55,
             lr=0.2,
             weight_decay=5e-5,
@@ -175,32 +176,55 @@ _PAPERS = {
             damping=1e-3,
             update_every=10,
             refresh_every=10,
-            ramp=False,
-            workers=4,
+            **_RESNET50,
         ),
     ),
     **{f"imagenet-resnet50-bs{row.batch}": _imagenet(row) for row in LARGE_BATCH},
-    "bert-phase2": Preset(
-        "BERT-Large, windows of 512, with LAMB: 1,000 steps instead of 1,563 (P24)",
+    "mask-rcnn": Preset(
+        "Mask R-CNN on COCO, K-FAC for its box and mask heads, to a box AP of 0.377 (P23)",
         Settings(
-            data="wikitext2",
+            data="coco",
+            augment=True,
+            network="mask-rcnn",
+            loss="instances",
+            metric="box_ap",
+            target=0.377,
+            batch_size=64,
+            micro_batch=2,
+            epochs=13,
+            lr=0.08,
+            weight_decay=1e-4,
+            schedule="steps",
+            warmup=0.25,
+            decay_at=(8, 11),
+            damping=0.3,
+            update_every=50,
+            refresh_every=500,
+            include=tuple(MASK_RCNN_HEADS),
+            workers=4,
+        ),
+    ),
+    "bert-phase1": Preset(
+        "BERT-Large, windows of 128, with LAMB alone: 7,038 steps (P24)",
+        Settings(
+            context=128,
+            batch_size=65536,
+            steps=7038,
+            lr=6e-3,
+            warmup_share=0.2843,
+            kfac=False,
+            **_BERT,
+        ),
+    ),
+    "bert-phase2": Preset(
+        "then windows of 512, with K-FAC: 1,000 steps instead of 1,563; --start-from phase 1 (P24)",
+        Settings(
             context=512,
-            network="bert",
-            dropout=0.1,
-            loss="masked-tokens",
-            metric="loss",
             batch_size=32768,
-            micro_batch=8,
             steps=1000,
-            optimizer="lamb",
             lr=4e-3,
-            weight_decay=0.01,
-            schedule="polynomial",
-            decay_power=0.5,
-            precision="bfloat16",
-            update_every=5,
-            refresh_every=50,
-            exclude=("*embeddings*", "*decoder*"),
+            warmup_share=0.128,
+            **_BERT,
         ),
     ),
 }

@@ -3,24 +3,26 @@
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from natgrad.errors import SettingError
 from natgrad.runtime.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, number
 
 _TEXTS = ("shakespeare", "wikitext2")
-DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "imagenet", "membrane", *_TEXTS)
-LOSSES = ("cross-entropy", "reconstruction", "pixels", "tokens", "masked-tokens")
-OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
+DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "imagenet", "membrane", "coco", *_TEXTS)
+CROPS = ("squeeze", "zoom")
+LOSSES = ("cross-entropy", "reconstruction", "pixels", "tokens", "masked-tokens", "instances")
+OPTIMIZERS = ("sgd", "adamw", "lars", "lamb", "muon", "soap", "shampoo")
 SCHEDULES = ("constant", "polynomial", "steps", "cosine")
 PRECISIONS = ("float32", "bfloat16", "float64")
 FISHERS = ("empirical", "monte-carlo", "exact")
 INVERSES = ("eigen", "cholesky")
 PLACEMENTS = ("auto", "comm", "mem", "hybrid", "scatter", "local")
-METRICS = ("loss", "accuracy", "dice", "perplexity")
+_PRECISION = ("box_ap", "box_ap50", "mask_ap", "mask_ap50")
+METRICS = ("loss", "accuracy", "dice", "perplexity", *_PRECISION)
 _RESNETS = tuple(f"resnet{depth}" for depth in (8, 20, 32, 56, 110, 18, 34, 50, 101, 152))
-NETWORKS = ("convnet", "mlp", "autoencoder", "unet", "gpt", "bert", *_RESNETS)
+MASK_RCNNS = ("mask-rcnn", "mask-rcnn-small")
+NETWORKS = ("convnet", "mlp", "autoencoder", "unet", "gpt", "bert", *_RESNETS, *MASK_RCNNS)
 
 _ANY, _SHARE = NOT_NEGATIVE, FRACTION
 _PROBABILITY = Range(low=0, high=1)
@@ -45,7 +47,11 @@ class Settings:
     data: str = _task("digits", "What to learn from.", DATA)
     folder: str = _task("", "Where the data are, if not at their usual place.")
     context: int = _task(128, "Tokens of a text sample.", Range(2))
+    train_samples: int = _task(0, "Training samples that are used; 0 is all.", _ANY)
+    test_samples: int = _task(0, "Test samples that are used; 0 is all.", _ANY)
     image: int = _task(0, "Pixels of an image's side, where the data allow several.", _ANY)
+    crop: str = _task("squeeze", "What is cut out of imagenet's images (O11, P20).", CROPS)
+    mean_image: bool = _task(False, "Subtract imagenet's mean image, not its mean colour (O11).")
     augment: bool = _task(False, "Random crops and mirroring, where the data have them.")
     network: str = _task("convnet", "What learns.", NETWORKS)
     width: int = _task(0, "Of the network: channels or units of its first layer.", _ANY)
@@ -53,6 +59,7 @@ class Settings:
     heads: int = _task(0, "Of a transformer.", _ANY)
     dropout: float = _task(0.0, "Share of units that are left out.", _SHARE)
     he_normal: bool = _task(False, "Start from HeNormal weights (O22).")
+    start_from: str = _task("", "Or from those of a run, by its folder, or of a file.")
     loss: str = _task("cross-entropy", "What falls.", LOSSES)
     label_smoothing: float = _task(0.0, "Share of a target that all classes get.", _SHARE)
     mixup: float = _task(0.0, "Alpha of running mixup (O12).", _ANY)
@@ -69,13 +76,14 @@ class Settings:
 
     optimizer: str = _optimizer("sgd", "What takes the steps.", OPTIMIZERS)
     lr: float = _optimizer(0.1, "Learning rate, at its highest.", POSITIVE)
-    momentum: float = _optimizer(0.9, "Also the first beta of adamw and lamb.", _SHARE)
+    momentum: float = _optimizer(0.9, "Also the first beta of adamw, lamb and soap.", _SHARE)
     displacement: bool = _optimizer(False, "Momentum of the weights themselves (O20).")
     coupled: bool = _optimizer(False, "Momentum in a fixed ratio to the learning rate (O19).")
     rescaling: bool = _optimizer(False, "Weights before norm layers keep their norm (O21).")
     weight_decay: float = _optimizer(0.0, "Pull of the weights towards 0.", _ANY)
     schedule: str = _optimizer("constant", "Of the learning rate.", SCHEDULES)
     warmup: float = _optimizer(0.0, "Epochs during which it rises linearly.", _ANY)
+    warmup_share: float = _optimizer(0.0, "Or the share of the run during which it does.", _SHARE)
     decay_begin: float = _optimizer(0.0, "Epoch at which polynomial or cosine begin to fall.", _ANY)
     decay_end: float = _optimizer(0.0, "Epoch at which they reach 0; the end if 0.", _ANY)
     decay_power: float = _optimizer(1.0, "Of polynomial.", POSITIVE)
@@ -102,6 +110,7 @@ class Settings:
     exclude: tuple[str, ...] = _kfac((), "Patterns of modules.")
 
     evaluate_every: int = _output(0, "Steps between evaluations; 0 is an epoch.", _ANY)
+    fit_samples: int = _output(0, "Training samples that are tested as well; 0 is none.", _ANY)
     checkpoint_every: int = _output(0, "Steps between checkpoints; 0 is an epoch.", _ANY)
     keep: int = _output(2, "Checkpoints that stay.", POSITIVE)
     log_every: int = _output(10, "Steps between lines of the log.", POSITIVE)
@@ -117,7 +126,7 @@ class Settings:
 def kind(one: Field[Any]) -> type:
     """``str``, ``int``, ``float``, ``bool``, or what a tuple is of."""
     hint = _HINTS[one.name]
-    if get_origin(hint) in (Union, UnionType) or get_origin(hint) is tuple:
+    if get_origin(hint) is tuple:
         hint = get_args(hint)[0]
     assert isinstance(hint, type)
     return hint
@@ -178,6 +187,19 @@ def contradictions(s: Settings) -> Iterator[str]:
                     f"{name} mixes the targets of classes but the loss is {s.loss}: leave it out, "
                     "or pass loss cross-entropy."
                 )
+    if s.mean_image and s.crop != "squeeze":
+        yield (
+            f"mean_image is the mean of images that crop squeeze cuts but the crop is {s.crop}: "
+            "leave one of the two out."
+        )
+    if s.loss == "instances":
+        if s.fisher != "empirical":
+            yield (
+                f"fisher is {s.fisher} but loss instances has no output from which targets could "
+                "be drawn: leave it out."
+            )
+        if s.rescaling:
+            yield "rescaling is not for loss instances: leave it out."
     if s.schedule == "steps" and not s.decay_at:
         yield "schedule steps needs the epochs at which it falls: pass decay_at, such as 35,75,90."
     if s.decay_at and s.schedule != "steps":
@@ -202,11 +224,15 @@ def contradictions(s: Settings) -> Iterator[str]:
             f"displacement and coupled belong to optimizer sgd but it is {s.optimizer}: leave them "
             "out, or pass optimizer sgd."
         )
-    if s.coupled and s.warmup:
+    if s.warmup and s.warmup_share:
+        yield "warmup and warmup_share both say how long the rate rises: leave one of the two out."
+    if s.coupled and (s.warmup or s.warmup_share):
         yield (
             "coupled keeps the ratio of momentum and learning rate at the first step, where warmup "
             "makes the rate low, so that the momentum would rise above 1: leave one of the two out."
         )
+    if s.start_from and s.he_normal:
+        yield "start_from and he_normal both say which weights are first: leave one of the two out."
     if s.network == "autoencoder" and 0 < s.width < 4:
         yield (
             f"width is {s.width} but the third layer of an autoencoder has a fourth of it: pass at "
@@ -233,6 +259,7 @@ FREE = frozenset(
         "placement",
         "fraction",
         "evaluate_every",
+        "fit_samples",
         "checkpoint_every",
         "keep",
         "log_every",
@@ -245,5 +272,6 @@ METRICS_OF = {
     "pixels": ("loss", "accuracy", "dice"),
     "tokens": ("loss", "accuracy", "perplexity"),
     "masked-tokens": ("loss", "accuracy", "perplexity"),
+    "instances": ("loss", *_PRECISION),
 }
 _HINTS = get_type_hints(Settings)

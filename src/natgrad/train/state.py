@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from natgrad.comm import Communicator
-from natgrad.errors import CheckpointError, NatgradError
+from natgrad.errors import CheckpointError, NatgradError, first_line
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
@@ -34,6 +34,11 @@ class Checkpoints:
             return []
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
+
+    def last(self) -> Path | None:
+        """The file of the last one that is complete, in which the weights are under "model"."""
+        steps = self.steps()
+        return self._path(steps[-1]) / "state.pt" if steps else None
 
     def save(self, step: int, state: dict[str, Any], share: Any) -> None:
         """``state`` is the same on all ranks; each has a ``share`` of its own besides, or None."""
@@ -78,7 +83,7 @@ class Checkpoints:
             except NatgradError:
                 raise
             except (OSError, RuntimeError, EOFError, ValueError, KeyError, PickleError) as error:
-                reason = _first_line(error)
+                reason = _reason(error)
                 warnings.warn(
                     f"The checkpoint {self._path(step)} cannot be read ({reason}): the one before "
                     "it is tried.",
@@ -112,7 +117,7 @@ class Checkpoints:
             if call is not None:
                 call()
         except (OSError, RuntimeError) as reason:
-            problem = _first_line(reason)
+            problem = _reason(reason)
         problems = [one for one in self.comm.gather(problem) if one is not None]
         if problems:
             last = self.steps()
@@ -168,11 +173,10 @@ def _flush(folder: Path) -> None:
         os.close(handle)
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     cause: BaseException | None = error
     while cause is not None:  # torch hides that of the system behind one of its own
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return first_line(error).rstrip(".")

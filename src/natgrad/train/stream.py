@@ -9,16 +9,15 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, tee
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from natgrad.data import chances
+from natgrad.data import ahead, chances
 from natgrad.data.rows import Rows
-from natgrad.errors import DataError, NatgradError
+from natgrad.errors import DataError
 from natgrad.train.interruption import SIGNALS
 
 
@@ -55,7 +54,7 @@ class Cut:
         return [Micro(step, first, last) for first, last in pairwise(edges)]
 
 
-class Stream(Dataset[Any]):
+class Stream:
     """Batches of training data by `Micro`."""
 
     def __init__(self, rows: Rows, batch: int, seed: int) -> None:
@@ -63,12 +62,9 @@ class Stream(Dataset[Any]):
         if not len(rows):
             raise DataError("There are no training data: name others.")
 
-    def __getitem__(self, micro: Micro) -> Any:
-        try:
-            numbers, drawn = self.chosen(micro)
-            return self.rows.take(numbers.tolist(), drawn)
-        except NatgradError as error:
-            return error  # which a worker would wrap in a traceback
+    def batch_of(self, micro: Micro) -> Any:
+        numbers, drawn = self.chosen(micro)
+        return self.rows.take(numbers.tolist(), drawn)
 
     def chosen(self, micro: Micro) -> tuple[np.ndarray, chances.Chances]:
         """Rows ``[n]``, and the random numbers that they take ``[n, chances]``."""
@@ -89,23 +85,9 @@ class Stream(Dataset[Any]):
 
     def read(self, micros: Iterator[Micro], workers: int) -> Iterator[tuple[Micro, Any]]:
         """``workers`` processes read ahead, or none."""
-        if not workers:
-            for micro in micros:
-                yield micro, _sound(self[micro])
-            return
-        listed = list(micros)
-        # Otherwise torch would draw from its global generator.
-        generator = torch.Generator().manual_seed(self.seed)
-        ahead: DataLoader[Any] = DataLoader(
-            self,
-            batch_size=None,
-            sampler=listed,
-            num_workers=workers,
-            generator=generator,
-            worker_init_fn=_leave_signals,
-        )
-        for micro, batch in zip(listed, ahead, strict=True):
-            yield micro, _sound(batch)
+        here, there = tee(micros)
+        batches = ahead.read(self.batch_of, there, workers, seed=self.seed, begin=_leave_signals)
+        return zip(here, batches, strict=True)
 
 
 def generator(seed: int, step: int, purpose: int) -> torch.Generator:
@@ -121,12 +103,6 @@ def number(*keys: int) -> int:
 @lru_cache(maxsize=2)  # a batch may begin in one epoch and end in the next
 def _order(seed: int, epoch: int, count: int) -> Any:
     return chances.order(seed, epoch, count)
-
-
-def _sound(batch: Any) -> Any:
-    if isinstance(batch, NatgradError):
-        raise batch
-    return batch
 
 
 def _leave_signals(worker: int) -> None:

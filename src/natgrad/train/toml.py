@@ -17,7 +17,7 @@ def written(settings: Settings) -> str:
         if one.metadata["section"] != section:
             section = one.metadata["section"]
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
-        text = f"{one.name} = {_value(getattr(settings, one.name))}"
+        text = f"{one.name} = {literal(getattr(settings, one.name))}"
         words = ", ".join(one.metadata["words"])
         about = one.metadata["help"] + (f" One of {words}." if words else "")
         lines.append(f"{text:<32} # {about}")
@@ -26,8 +26,13 @@ def written(settings: Settings) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """The values of a file, by name; not checked, as others may override them."""
+    return values(parsed(path), path)
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """A file as it is."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingError(
             f"The settings {path} cannot be read ({error.strerror}): name a file that is there."
@@ -36,8 +41,12 @@ def read(path: Path) -> dict[str, Any]:
         raise SettingError(
             f"The settings {path} are no TOML ({error}): write a file as --show prints it."
         ) from error
+
+
+def values(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Those of all sections that the file ``path`` has, by name."""
     sections = {one.name: one.metadata["section"] for one in fields(Settings)}
-    values: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for section, entries in found.items():
         if not isinstance(entries, dict):
             raise _unknown(path, section, "stands outside of a section")
@@ -46,8 +55,8 @@ def read(path: Path) -> dict[str, Any]:
                 raise _unknown(path, name, "is no setting")
             if sections[name] != section:
                 raise _unknown(path, name, f"belongs to [{sections[name]}], not to [{section}]")
-            values[name] = value
-    return values
+            named[name] = value
+    return named
 
 
 def _unknown(path: Path, name: str, why: str) -> SettingError:
@@ -56,11 +65,12 @@ def _unknown(path: Path, name: str, why: str) -> SettingError:
     )
 
 
-def _value(value: Any) -> str:
+def literal(value: Any) -> str:
+    """As TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, str):
         escaped = "".join(_escaped(letter) for letter in value)
         return f'"{escaped}"'

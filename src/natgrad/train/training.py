@@ -1,9 +1,11 @@
 """All that a run is made of, and what it does in a step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from natgrad.comm import Communicator
+from natgrad.data.rows import Rows
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.schemes import WeightRescaling, normalized_layers
-from natgrad.train import optimizers
+from natgrad.train import means, optimizers, records
 from natgrad.train.mixing import DROPOUT, Mixing
 from natgrad.train.settings import Settings
 from natgrad.train.stream import Cut, Micro, Stream, number
@@ -32,6 +35,7 @@ class Training:
         self.settings, self.comm, self.device = settings, comm, device
         # Data may be missing on one of the machines.
         self.cut, self.task, network = together(comm, lambda: _prepared(settings, comm))
+        self.task = means.centred(self.task, comm, device)
         self.objective = self.task.objective
         self.steps_per_epoch = len(self.task.train) / settings.batch_size
         self.steps = settings.steps or ceil(settings.epochs * self.steps_per_epoch - 1e-9)
@@ -80,34 +84,46 @@ class Training:
         inputs, targets = self.task.prepared(batch, self.device)
         inputs, targets = self.mixing(micro, inputs, targets)
         with self._autocast():
-            output = self.model(inputs)
-        if self.kfac is not None:
+            output = self.objective.output(self.model, inputs, targets)
+        if self.kfac is not None and isinstance(output, Tensor):
             self.kfac.observe(output, None if targets.is_floating_point() else targets)
         return self.objective.loss(output, targets)
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        """Metrics over all test data, of which each rank takes a share; the same on all ranks."""
+    def evaluate(self, data: Rows) -> dict[str, float]:
+        """Metrics over all ``data``, of which each rank takes a share; the same on all ranks."""
         self._share_buffers()
         self.network.eval()
-        count, comm = len(self.task.test), self.comm
+        count, comm = len(data), self.comm
         rows = list(range(count * comm.rank // comm.size, count * (comm.rank + 1) // comm.size))
         at_once = min(self.settings.micro_batch or EVALUATED, EVALUATED)
-        sums: dict[str, float] = {}
+        parts: list[dict[str, Any]] = []
         for first in range(0, len(rows), at_once):
             some = rows[first : first + at_once]
-            drawn = self.stream.drawn(self.task.test, some)
-            batch = self.task.test.take(some, drawn)
+            batch = data.take(some, self.stream.drawn(data, some))
             inputs, targets = self.task.prepared(batch, self.device)
             with self._autocast():
-                output = self.network(inputs)
-            for name, value in self.objective.sums(output, targets).items():
-                sums[name] = sums.get(name, 0.0) + value
-        total: dict[str, float] = {}
-        for one in comm.gather(sums):
-            for name, value in one.items():
-                total[name] = total.get(name, 0.0) + value
-        return self.objective.metrics(total)
+                output = self.objective.output(self.network, inputs, targets)
+            parts.append(self.objective.sums(output, targets))
+        return self.objective.metrics(_added(comm.gather(_added(parts))))
+
+    def fit(self) -> dict[str, float]:
+        """Metrics over training data, if the settings ask for them."""
+        return {} if self.task.fit is None else self.evaluate(self.task.fit)
+
+    def drift(self) -> dict[str, list[float]]:
+        return {} if self.kfac is None else records.drift(self.kfac)
+
+    def stages(self) -> dict[str, Any]:
+        return {} if self.kfac is None else records.stages(self.kfac)
+
+    def write_record(self, folder: Path) -> None:
+        """What there is to tell of K-FAC as it is now. Collective."""
+        if self.kfac is None:
+            return
+        found = records.record(self.kfac)
+        write = partial(records.write, folder, found) if self.comm.rank == 0 else None
+        together(self.comm, write or (lambda: None))
 
     def _share_buffers(self) -> None:
         """Those of the first rank, which are saved, for all: batch norm's averages are of a rank's
@@ -171,6 +187,15 @@ class Training:
         some = self.task.test.take([0], self.stream.drawn(self.task.test, [0]))
         inputs, _ = self.task.prepared(some, self.device)
         return WeightRescaling(normalized_layers(self.network, inputs).values())
+
+
+def _added(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers and lists by name, in the order of the parts."""
+    total: dict[str, Any] = {}
+    for one in parts:
+        for name, value in one.items():
+            total[name] = total[name] + value if name in total else value
+    return total
 
 
 def _prepared(settings: Settings, comm: Communicator) -> tuple[Cut, Task, nn.Module]:

@@ -60,7 +60,8 @@ def test_safetensors_if_they_are_there(tmp_path, monkeypatch):
 
 
 def test_without_safetensors(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for name in ("safetensors", "safetensors.torch"):  # one may have been imported already
+        monkeypatch.setitem(sys.modules, name, None)
     file = tmp_path / "a.safetensors"
     with pytest.raises(SettingError) as error:
         load_into(net(), file)

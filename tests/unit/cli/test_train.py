@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import fields
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from natgrad.errors import CheckpointError, CoverageError, DataError, SettingError
 from natgrad.train import PRESETS, Settings
@@ -37,6 +38,15 @@ def test_all_flags_are_listed_and_work(natgrad):
     shown = natgrad("train", "--preset", "digits-cnn", "--norm-damping", "3", "--no-ramp", "--show")
     values = tomllib.loads(shown.out)["kfac"]
     assert (values["norm_damping"], values["ramp"]) == (3.0, False)
+
+
+def test_torchrun_leaves_all_flags_to_the_command():
+    """It would take one that begins two of its own, such as --start, for them."""
+    known = get_args_parser()
+    for one in fields(Settings):
+        command = ["natgrad", "train", f"--{one.name.replace('_', '-')}", "1"]
+        found = known.parse_args(["--no-python", *command])
+        assert [found.training_script, *found.training_script_args] == command
 
 
 def test_presets_are_listed(natgrad):
@@ -196,3 +206,14 @@ def test_exit_codes_are_those_of_all_commands(natgrad, tmp_path, monkeypatch, er
     monkeypatch.setattr("natgrad.cli.train.run", fails)
     said = natgrad("train", *TINY, "--out", str(tmp_path))
     assert (said.code, said.err) == (code, "natgrad: No.\n")
+
+
+def test_a_run_that_diverges(natgrad, tmp_path):
+    options = ("--no-kfac", "--lr", "1e30", "--log-every", "1", "--steps", "50")
+    said = natgrad("train", *TINY, *options, "--out", str(tmp_path))
+    assert said.code == 1
+    assert re.fullmatch(
+        r"Diverged by step \d+ of 50, the test loss is (nan|inf): pass a smaller --lr and another "
+        rf"folder; all of it is in {tmp_path}\.\n",
+        said.out,
+    )

@@ -53,5 +53,5 @@ def test_mpi4py_is_missing(monkeypatch):
     message = str(error.value)
     assert message.startswith("MPI() needs mpi4py, which cannot be imported (")
     assert message.endswith(
-        "): install an MPI library and run 'pip install mpi4py', or use ProcessGroups()."
+        "): install an MPI library and run pip install 'natgrad[mpi]', or use ProcessGroups()."
     )

@@ -11,12 +11,14 @@ from unittest.mock import patch
 class Server:
     """``files`` by path. The lists are for the next requests, one entry each: ``statuses`` to
     answer with instead, ``cuts`` to break off after so many bytes, ``starts`` to lie about where
-    an answer begins."""
+    an answer begins. While ``gate`` is not set, answers wait."""
 
     def __init__(self, port: int) -> None:
         self.address = f"http://127.0.0.1:{port}/"
         self.files: dict[str, bytes] = {}
         self.ranges, self.lengths = True, True
+        self.gate = threading.Event()
+        self.gate.set()
         self.statuses: list[int] = []
         self.cuts: list[int] = []
         self.starts: list[int] = []
@@ -48,6 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         if told.lengths:
             self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
+        told.gate.wait()
         end = start + told.cuts.pop(0) if told.cuts else len(content)
         with suppress(ConnectionError):  # of a client that has seen enough
             self.wfile.write(content[start:end])

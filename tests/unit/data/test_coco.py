@@ -115,7 +115,7 @@ def test_found_by_name(made, places, tmp_path):
     says(
         DataError,
         "The file 'no.json' of annotations was not found, neither as it is named nor in "
-        f"{places.data}, {places.cache}, {places.debian}: name a file that is there.",
+        f"{places.data}, {places.cache} or {places.debian}: name a file that is there.",
         lambda: coco_instances("no.json", "val2017"),
     )
     with pytest.raises(DataError, match="folder 'train2017' of images was not found"):

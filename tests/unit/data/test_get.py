@@ -6,7 +6,10 @@ import importlib
 import io
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
+import time
 from collections import namedtuple
 
 import pytest
@@ -208,6 +211,40 @@ def test_a_folder_that_may_not_be_written(server, tmp_path):
     (tmp_path / "own").mkdir(mode=0o555)
     with pytest.raises(DataError, match=r"cannot be written \(Permission denied\)"):
         get(plain(server), tmp_path / "own")
+
+
+PROCESS = """
+import sys
+from natgrad.data.get import get
+from natgrad.data.sources import Remote, Source
+get(eval(sys.argv[1]), sys.argv[2])
+"""
+
+
+def test_two_processes_at_once(server, tmp_path, monkeypatch):
+    """This one comes while nothing has arrived at the other yet, and waits for it."""
+    fcntl = pytest.importorskip("fcntl")
+    source, own, lock = packed(server), tmp_path / "own", fcntl.flock
+
+    def at_the_lock(handle, how):
+        server.gate.set()
+        lock(handle, how)
+
+    server.gate.clear()
+    command = [sys.executable, "-c", PROCESS, repr(source), str(own)]
+    with subprocess.Popen(command) as other:
+        try:
+            while not server.asked:
+                assert other.poll() is None
+                time.sleep(0.01)
+            monkeypatch.setattr(fcntl, "flock", at_the_lock)
+            assert get(source, own) == own / "s"
+            assert other.wait() == 0
+        finally:
+            server.gate.set()
+            other.kill()
+    assert server.asked == [("s.tar.gz", None)]
+    assert {path.name: path.read_bytes() for path in (own / "s").iterdir()} == FILES
 
 
 def test_names():

@@ -154,11 +154,11 @@ def test_terms_of_a_sample_share_the_prior():
     for terms in (1, 4):
         torch.manual_seed(0)
         model = nn.Linear(3, 2).to(DTYPE)
-        kfac = build(model, steps=0, terms_per_sample=terms)
+        kfac = build(model, steps=0, terms_per_sample=terms, damping=0.1 / terms)
         x, y = batch()
         (F.cross_entropy(model(x), y) / terms).backward()
         noisy_of(kfac).step()
-        # K-FAC's gradient is of the loss of a sample, that of its terms added up.
+        # K-FAC's gradient and damping are of one term, and so is the prior's share.
         grads.append(model.weight.grad)
     assert torch.allclose(grads[0], grads[1], rtol=1e-9)
 

@@ -84,3 +84,57 @@ def test_panels_stand_in_rows(count, shape):
 def test_long_names_keep_their_end():
     assert canvas.short("conv1") == "conv1"
     assert canvas.short("encoder.layers.11.attention.output") == "…ers.11.attention.output"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.02, "0.02"),
+        (-0.5, "-0.5"),
+        (20000.0, "20,000"),
+        (999999.0, "999,999"),
+        (1e6, "10⁶"),
+        (1e-4, "0.0001"),
+        (2e-5, "2·10⁻⁵"),
+        (1e-12, "10⁻¹²"),
+        (-3.5e9, "-3.5·10⁹"),
+        (1 / 3, "0.333333"),
+        (float("nan"), "not finite"),
+        (float("inf"), "not finite"),
+    ],
+)
+def test_numbers_are_written_as_one_writes_them(value, text):
+    assert canvas.number(value) == text
+
+
+def test_numbers_of_few_digits():
+    assert canvas.number(0.012345, 3) == "0.0123"
+    assert canvas.number(123456, 2) == "120,000"
+    assert canvas.number(9.999e-5, 2) == "0.0001"  # rounded first
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "some"),
+    [
+        (1e-6, 1.0, {"10⁻⁶", "0.0001", "0.01", "1"}),
+        (0.02, 1.0, {"0.02", "0.05", "0.1", "0.2", "0.5", "1"}),
+        (1.0, 4.0, {"1", "1.5", "2", "3"}),
+    ],
+    ids=["many", "few", "less than one"],
+)
+def test_a_logarithmic_axis_has_numbers_to_read_it_by(low, high, some):
+    pytest.importorskip("matplotlib")
+    with canvas.figure(4, 3, None) as made:
+        axes = made.subplots()
+        axes.set_ylim(low, high)
+        canvas.logarithmic(axes.yaxis)
+        made.draw_without_rendering()
+        shown = {
+            text.get_text()
+            for text, at in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True)
+            if low * 0.999 <= at <= high * 1.001
+        }
+    assert axes.get_yscale() == "log"
+    assert some <= shown
+    assert len(shown) <= 8

@@ -76,6 +76,18 @@ class TestCoverage:
         # 16 + 4, 4 + 4, 4 + 2; of these and 1 + 4 + 12 others that are trained.
         assert table.footer == "34 of 51 trained parameters preconditioned (66.7%)"
 
+    def test_a_bias_that_a_tied_head_shares(self):
+        """As that of BERT's decoder, which is its head's as well."""
+
+        class Tied(nn.Sequential):
+            def __init__(self):
+                super().__init__(nn.Embedding(7, 4), nn.Linear(4, 7))
+                self.bias = self[1].bias
+                self[1].weight = self[0].weight
+
+        table = KFAC(Tied(), kl_clip=None).coverage()
+        assert table.uncovered == {"bias": "a bias of a tied weight"}
+
     def test_prints(self, monkeypatch):
         monkeypatch.setenv("COLUMNS", "140")
         text = str(self.trained().coverage())

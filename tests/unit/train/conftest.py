@@ -1,4 +1,4 @@
-"""TensorBoard is not there, whether it is installed or not: it takes seconds, and warns."""
+"""TensorBoard is not there, whether it is installed or not: it takes seconds."""
 
 import sys
 

@@ -63,9 +63,9 @@ def command(settings: Settings, folder: Path, *launcher: str) -> Iterator[subpro
 
 
 def wait_for(process: subprocess.Popen, folder: Path, lines: int, seconds: float) -> None:
-    """Until the log of the process has so many."""
+    """Until the log of the process has so many steps."""
     deadline = time.monotonic() + seconds
-    while len(read(folder)) < lines:
+    while sum(line["kind"] == "train" for line in read(folder)) < lines:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -5,16 +5,21 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from natgrad.comm.torchrun import joined
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.train import loop, optimizers, train
 from natgrad.train.interruption import Interruption
 from natgrad.train.logs import read
 from natgrad.train.state import Checkpoints
+from natgrad.train.training import Training
 from unit.train import runs
 
 pytest.importorskip("sklearn")
@@ -82,7 +87,8 @@ def test_a_finished_run_is_left_alone(tmp_path):
     outcome = train(runs.settings(), tmp_path, resume=True)
     assert (outcome.step, outcome.signal) == (8, 0)
     assert outcome.metrics == before["metrics"]
-    assert len(read(tmp_path)) == 9  # 8 steps and a test
+    kinds = Counter(line["kind"] for line in read(tmp_path))
+    assert (kinds["train"], kinds["test"]) == (8, 1)
 
 
 def test_stopping_at_a_target(tmp_path):
@@ -110,10 +116,55 @@ def test_the_log(tmp_path):
     train(runs.settings(steps=4, log_every=2, evaluate_every=2), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     kinds = [(line["kind"], line["step"]) for line in lines]
-    assert kinds == [("train", 1), ("train", 2), ("test", 2), ("train", 4), ("test", 4)]
+    assert kinds == [
+        ("train", 1),
+        ("train", 2),
+        ("test", 2),
+        ("stages", 2),
+        ("train", 4),
+        ("drift", 4),  # nothing has changed before
+        ("test", 4),
+        ("stages", 4),
+    ]
     assert {"loss", "lr", "seconds", "share"} <= lines[0].keys()
     assert 0 < lines[0]["share"] < 1
     assert {"loss", "accuracy"} <= lines[2].keys()
+    assert 0 < lines[0]["elapsed"] < lines[1]["elapsed"] <= lines[2]["elapsed"]
+
+
+def test_seconds_go_on_with_a_run(tmp_path):
+    train(runs.settings(steps=5), tmp_path)
+    before = read(tmp_path)[-1]["elapsed"]
+    train(runs.settings(), tmp_path, resume=True)
+    elapsed = [line["elapsed"] for line in read(tmp_path)]
+    assert elapsed == sorted(elapsed)
+    assert next(line for line in read(tmp_path) if line["step"] == 6)["elapsed"] > before
+
+
+def test_metrics_of_training_data(tmp_path):
+    """They are those that the network has on the samples it was given, without anything random."""
+    settings = runs.settings(train_samples=48, fit_samples=32, test_samples=20)
+    train(settings, tmp_path)
+    with joined() as (comm, device):
+        training = Training(settings, comm, device)
+    assert (len(training.task.train), len(training.task.test)) == (48, 20)
+    training.network.load_state_dict(runs.checkpoint(tmp_path)["model"])
+    inputs, labels = training.task.fit.take(range(32), np.zeros((32, 0)))
+    used = {tuple(one.tolist()) for one in training.task.train.take(range(48), None)[0].flatten(1)}
+    assert all(tuple(one.tolist()) in used for one in inputs.flatten(1))
+    with torch.no_grad():
+        output = training.network.eval()(inputs)
+    (told,) = (line for line in read(tmp_path) if line["kind"] == "fit")
+    assert told["loss"] == pytest.approx(float(F.cross_entropy(output, labels)), rel=1e-5)
+    assert told["accuracy"] == float((output.argmax(1) == labels).float().mean())
+
+
+def test_more_samples_than_there_are(tmp_path):
+    with pytest.raises(SettingError) as caught:
+        train(runs.settings(train_samples=5000), tmp_path)
+    assert str(caught.value) == (
+        "5000 samples are asked for but the data have 1437: pass fewer, or 0 for all of them."
+    )
 
 
 def test_a_log_that_goes_on_has_every_step_once(tmp_path):
@@ -191,10 +242,19 @@ def test_no_run_goes_on_to_what_is_behind_it(tmp_path):
 
 
 def test_the_clock_of_a_run_that_goes_on(monkeypatch):
-    """Four steps after the fifth, of two seconds each."""
-    now = iter([100.0, 108.0])
-    monkeypatch.setattr(loop, "perf_counter", lambda: next(now))
-    assert loop.Clock(SimpleNamespace(kfac=None), 5).read(9) == {"seconds": 2.0}
+    """Four steps after the fifth, of two seconds each, with a test of three in between."""
+    now = 100.0
+    monkeypatch.setattr(loop, "perf_counter", lambda: now)
+    clock = loop.Clock(SimpleNamespace(kfac=None), 5, 10.0)
+    now += 6.0
+    with clock.paused():
+        now += 3.0
+        assert clock.elapsed == 16.0
+    now += 2.0
+    assert clock.read(9) == {"seconds": 2.0}
+    assert clock.elapsed == 18.0
+    now += 1.0
+    assert clock.read(10) == {"seconds": 1.0}
 
 
 @pytest.mark.parametrize(

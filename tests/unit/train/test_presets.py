@@ -26,12 +26,16 @@ SIZES = {
     "cifar10-resnet32": 464_154,
     "imagenet-resnet50": 25_557_032,
     "gpt-shakespeare": (65 + 128) * 128 + 4 * (12 * 128**2 + 13 * 128) + 2 * 128,
+    "bert-phase2": (8192 + 512 + 2 + 2) * 1024
+    + 24 * (12 * 1024**2 + 13 * 1024)
+    + (1024**2 + 3 * 1024 + 8192),
     "digits-autoencoder": 2 * (64 * 128 + 128 * 64 + 64 * 32 + 32 * 12)
     + (128 + 64 + 32 + 12 + 32 + 64 + 128 + 64),
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+# Mask R-CNN has tests of its own, with torchvision.
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "mask-rcnn"])
 def test_it_builds(name):
     settings = PRESETS[name].settings
     if settings.network == "bert":
@@ -56,7 +60,8 @@ def test_it_builds(name):
     made = optimizers.optimizer(settings, model, lr)
     optimizers.set_rate(settings, made, lr, 0)
     assert 0 < lr(0) <= settings.lr
-    assert optimizers.preconditioner(settings, model, made, Classes(10)) is not None
+    found = optimizers.preconditioner(settings, model, made, Classes(10))
+    assert (found is not None) == settings.kfac == (name != "bert-phase1")
 
 
 @pytest.mark.parametrize("row", LARGE_BATCH, ids=lambda row: str(row.batch))
@@ -89,6 +94,15 @@ def test_large_batches_are_those_of_the_table(row, monkeypatch):
     assert (settings.mixup, settings.epochs) == (row.mixup_alpha, row.epochs)
 
 
+def test_images_are_prepared_as_in_the_papers():
+    """O11 with its mean image; P20 as is usual for ResNet-50."""
+    for row in LARGE_BATCH:
+        settings = preset(f"imagenet-resnet50-bs{row.batch}")
+        assert (settings.crop, settings.mean_image) == ("squeeze", True)
+    settings = preset("imagenet-resnet50")
+    assert (settings.crop, settings.mean_image) == ("zoom", False)
+
+
 def test_values_are_replaced():
     settings = preset("digits-cnn", steps=7, optimizer="lamb", lr=1e-3)
     assert (settings.steps, settings.data) == (7, "digits")
@@ -101,12 +115,32 @@ def test_an_unknown_one():
         preset("mnst")
 
 
+def test_phases_of_bert():
+    """P24: K-FAC only with long windows, decomposed every 50 steps with factors of every fifth."""
+    first, second = preset("bert-phase1"), preset("bert-phase2")
+    assert (first.kfac, first.context, first.steps, first.batch_size) == (False, 128, 7038, 65536)
+    assert (second.kfac, second.context, second.steps, second.batch_size) == (
+        True,
+        512,
+        1000,
+        32768,
+    )
+    assert (second.update_every, second.refresh_every) == (5, 50)
+    for settings, warm in ((first, 2001), (second, 128)):
+        rate = optimizers.rate(settings, 0.3, settings.steps)
+        rates = [rate(step) for step in range(settings.steps)]
+        assert rates.index(max(rates)) == warm
+        assert rates[0] == pytest.approx(settings.lr / warm)
+        left = 1 - warm / settings.steps
+        assert rates[warm] == pytest.approx(settings.lr * left**0.5)
+
+
 def test_bert_without_transformers(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SettingError) as error:
         networks.build(preset("bert-phase2"), About(vocabulary=10))
     assert str(error.value) == (
-        "network bert needs transformers, which is not installed: pip install 'natgrad[train]'."
+        "BERT needs transformers, which is not installed: pip install 'natgrad[train]'."
     )
 
 

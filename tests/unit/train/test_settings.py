@@ -73,7 +73,8 @@ def test_a_missing_file(tmp_path):
     [
         (
             {"optimizer": "adam"},
-            "optimizer is 'adam' but must be one of sgd, adamw, lars, lamb: name one of them.",
+            "optimizer is 'adam' but must be one of sgd, adamw, lars, lamb, muon, soap, "
+            "shampoo: name one of them.",
         ),
         ({"lr": -1.0}, "lr is -1.0 but must be finite and above 0: pass such a number."),
         ({"lr": "0.1"}, "lr is '0.1' but must be a number: write one."),
@@ -135,6 +136,20 @@ def test_a_missing_file(tmp_path):
             "coupled keeps the ratio of momentum and learning rate at the first step, where warmup "
             "makes the rate low, so that the momentum would rise above 1: leave one of the two "
             "out.",
+        ),
+        (
+            {"coupled": True, "warmup_share": 0.1},
+            "coupled keeps the ratio of momentum and learning rate at the first step, where warmup "
+            "makes the rate low, so that the momentum would rise above 1: leave one of the two "
+            "out.",
+        ),
+        (
+            {"warmup": 1.0, "warmup_share": 0.1},
+            "warmup and warmup_share both say how long the rate rises: leave one of the two out.",
+        ),
+        (
+            {"start_from": "run", "he_normal": True},
+            "start_from and he_normal both say which weights are first: leave one of the two out.",
         ),
         (
             {"network": "autoencoder", "loss": "reconstruction", "mixup": 0.0, "width": 3},

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from itertools import count
 
 import numpy as np
 import pytest
@@ -108,6 +109,14 @@ def test_workers_outlive_signals_to_all(number):
     (worker,) = multiprocessing.active_children()
     os.kill(worker.pid, number)
     assert len(list(reading)) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_long_run_is_not_listed_before_it_begins(workers):
+    asked = (Micro(step, 0, 8) for step in count())
+    reading = Stream(Numbered(50), 8, seed=1).read(asked, workers)
+    assert [next(reading)[0].step for _ in range(3)] == [0, 1, 2]
+    assert next(asked).step < 3 + 4
 
 
 def test_no_data():

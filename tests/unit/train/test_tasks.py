@@ -39,7 +39,7 @@ def trained(settings):
     training = Training(settings, Alone(), torch.device("cpu"))
     losses = [float(training.step(step, batches)) for step, batches in training.batches(0)]
     assert all(0 < loss < 1000 for loss in losses)
-    return training.evaluate()
+    return training.evaluate(training.task.test)
 
 
 def test_a_gpt_on_characters(small):
@@ -50,7 +50,7 @@ def test_a_gpt_on_characters(small):
 
 def test_a_unet_on_masks(small):
     sizes = {"image": 16, "width": 2, "batch_size": 2, "folder": small.folder}
-    found = trained(preset("unet-membrane", steps=2, fisher="monte-carlo", **sizes))
+    found = trained(preset("unet", steps=2, fisher="monte-carlo", **sizes))
     assert found.keys() == {"loss", "accuracy", "dice"}
 
 
@@ -100,7 +100,7 @@ def test_weights_before_norms_keep_their_norm(monkeypatch):
     monkeypatch.setattr(data, "cifar10", lambda folder: data.Split(some, some))
     training = Training(replace(settings, rescaling=True), Alone(), torch.device("cpu"))
     for step, batches in training.batches(0):
-        training.evaluate()  # which leaves the averages of batch norm alone
+        training.evaluate(training.task.test)  # which leaves the averages of batch norm alone
         training.step(step, batches)
     assert training.network[1].num_batches_tracked == 2
     assert training.network[0].weight.norm().item() == pytest.approx((2 * 16) ** 0.5, rel=1e-5)
@@ -135,13 +135,13 @@ def test_weights_before_norms_keep_their_norm(monkeypatch):
         ),
         (
             {"augment": True},
-            "augment is for the data mnist, fashion-mnist, cifar10 but they are digits: leave it "
-            "out (imagenet and membrane are always cut at random).",
+            "augment is for the data mnist, fashion-mnist, cifar10, coco but they are digits: leave "
+            "it out (imagenet and membrane are always cut at random).",
         ),
         (
             {"image": 32},
-            "image sets the size of images of imagenet and membrane but the data are digits: leave "
-            "it out.",
+            "image sets the size of images of imagenet, membrane and coco but the data are digits: "
+            "leave it out.",
         ),
         (
             {"folder": "somewhere"},

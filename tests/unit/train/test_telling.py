@@ -124,6 +124,25 @@ def test_tensorboard_gets_the_same(tmp_path, monkeypatch):
     ]
 
 
+def test_tensorboard_reads_it(tmp_path, monkeypatch):
+    """The real one: of a run that goes on, what came after its checkpoint is there once."""
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard")
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        log = Log(tmp_path, start)
+        for step in steps:
+            log("train", step, {"loss": step / 8})
+        log("stages", steps[-1], {"seconds": {"refresh": 1.0}})  # no number
+        log.close()
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert found.Tags()["scalars"] == ["train/loss"]
+    told = [(event.step, event.value) for event in found.Scalars("train/loss")]
+    assert told == [(step, step / 8) for step in (1, 2, 3, 4)]
+
+
 def test_without_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     log = Log(tmp_path, 0)

@@ -1,0 +1,41 @@
+"""The part of a page on K-FAC in one run: time, drift, spectra, placement, and its tables."""
+
+from __future__ import annotations
+
+from natgrad.report.page import factors, placed, stages
+from natgrad.report.page.parts import Gallery, Section, details, table
+from natgrad.report.page.runs import Curvature, Run
+from natgrad.report.page.sheet import Picture
+
+_OPEN = ("coverage", "memory")
+_TABLES = (*_OPEN, "timings", "drift", "traffic")
+
+
+def section(
+    run: Run, name: str, title: str, gallery: Gallery, average: Picture | None = None
+) -> Section | None:
+    """``None`` for a run without K-FAC; ``average`` is the picture of an average step."""
+    found = stages.stretches(run)
+    along = stages.along(found, f"{name}-time") if len(found) > 1 else None
+    told = run.curvature
+    pictures = [average, *([along] if average else []), *factors.drift(run, f"{name}-drift")]
+    if told is not None:
+        pictures += factors.spectra(told.spectra, f"{name}-spectra", told.step)
+    pictures += [] if average else [along]
+    pictures += [] if told is None else [placed.picture(told.placement, f"{name}-placement")]
+    drawn = [gallery(pictures), *([] if told is None else _tables(told))]
+    return Section(title).add(*drawn) if any(drawn) else None
+
+
+def _tables(found: Curvature) -> list[str]:
+    """What was written with the last checkpoint."""
+    parts = []
+    if found.placement.blocks:
+        whole = table(placed.table(found.placement), fold=False)
+        parts.append(details("Placement as a table", whole))
+    for one in _TABLES:
+        shown = found.tables.get(one)
+        if shown is not None and shown.rows:
+            drawn = table(shown, fold=one in _OPEN)
+            parts.append(drawn if one in _OPEN else details(shown.title, drawn))
+    return parts

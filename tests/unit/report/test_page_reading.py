@@ -1,0 +1,175 @@
+"""What folders hold, whole or in pieces, and one sentence for what is none of it."""
+
+import json
+
+import pytest
+
+from natgrad.errors import CheckpointError, DataError, SettingError
+from natgrad.report.page import reading, runs, trained
+from natgrad.report.page.curves import STEPS
+from natgrad.report.page.files import finite, numbers
+from natgrad.report.page.run import lead, share
+from natgrad.train.comparison import Comparison
+from natgrad.train.comparison.results import NAME as RESULTS
+from natgrad.train.logs import NAME as LOG
+from natgrad.train.loop import SETTINGS
+from unit.report import made
+
+
+def test_a_run(tmp_path):
+    found = reading.read(made.run(tmp_path / "mine", seed=3))
+    assert isinstance(found, runs.Run)
+    assert (found.name, found.step, found.settings.seed) == ("mine", 40, 3)
+    assert len(found.of("train")) == 40
+    assert len(found.of("test")) == 10
+    assert found.lines[0].seconds == pytest.approx(0.01)
+    assert found.curvature.tables["memory"].footer == "1.50 KiB in all"
+    assert found.problems == ()
+
+
+def test_a_comparison(tmp_path):
+    folder, written = made.comparison(tmp_path)
+    found = reading.read(folder)
+    assert isinstance(found, Comparison)
+    assert [one.key for one in found.entries] == [one.key for one in written.entries]
+    assert found.entries[0].runs == written.entries[0].runs
+
+
+def test_points_of_a_metric(tmp_path):
+    found = runs.read(made.run(tmp_path))
+    x, y = trained.points(found, "fit", "loss", STEPS)
+    assert x == [4.0 * i for i in range(1, 11)]
+    assert y == pytest.approx([made.loss(step) for step in x])
+    across = trained.times([found])[1]
+    assert trained.points(found, "test", "accuracy", across)[0] == pytest.approx(
+        [0.04 * i for i in range(1, 11)]
+    )
+    assert trained.metrics([found]) == ["loss", "accuracy"]
+
+
+def test_a_log_without_seconds_is_drawn_against_steps_alone(tmp_path):
+    lines = [{k: v for k, v in line.items() if k != "elapsed"} for line in made.log()]
+    found = runs.read(made.run(tmp_path, lines))
+    assert trained.times([found]) == [STEPS]
+    assert len(list(trained.curves(found, "p"))) == 2
+
+
+def test_a_log_that_ends_in_half_a_line(tmp_path):
+    folder = made.run(tmp_path)
+    path = folder / LOG
+    path.write_text(path.read_text(encoding="utf-8")[:1500], encoding="utf-8")
+    found = runs.read(folder)
+    assert 0 < found.step < 40
+    assert "steps." in lead(found)
+
+
+def test_a_run_that_has_written_nothing_yet(tmp_path):
+    folder = made.run(tmp_path, [], kfac=False)
+    (folder / LOG).unlink()
+    found = reading.read(folder)
+    assert found.step == 0
+    assert lead(found) == f"The run in {folder} has not written a line of its log yet."
+
+
+def test_a_log_alone(tmp_path):
+    folder = made.run(tmp_path / "mine")
+    (folder / SETTINGS).unlink()
+    found = reading.read(folder)
+    assert found.settings is None
+    assert found.step == 40
+    assert lead(found) == "A run of mine, after 40 steps."
+
+
+def test_a_step_that_is_no_number(tmp_path):
+    found = runs.read(made.run(tmp_path, [{"kind": "train", "step": "many", "loss": "low"}]))
+    assert found.step == 0
+    assert str(trained.points(found, "train", "loss", STEPS)) == "([0.0], [nan])"
+
+
+def test_settings_of_another_version_are_told_of(tmp_path):
+    folder = made.run(tmp_path)
+    (folder / SETTINGS).write_text("[task]\nquantum = 1\n", encoding="utf-8")
+    found = reading.read(folder)
+    assert found.settings is None
+    (problem,) = found.problems
+    assert problem.startswith("quantum in the settings")
+
+
+def test_a_log_that_is_no_text(tmp_path):
+    folder = made.run(tmp_path)
+    (folder / LOG).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError) as error:
+        reading.read(folder)
+    assert str(error.value).startswith(f"The log {folder / LOG} cannot be read (")
+    assert str(error.value).endswith("): copy a good one there.")
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(SettingError) as error:
+        reading.read(tmp_path / "nowhere")
+    assert str(error.value) == (
+        f"There is no folder {tmp_path / 'nowhere'}: name that of a run or of a comparison, which "
+        "natgrad train and natgrad compare write with --out."
+    )
+
+
+def test_a_folder_of_something_else(tmp_path):
+    (tmp_path / "letter.txt").touch()
+    with pytest.raises(SettingError) as error:
+        reading.read(tmp_path)
+    assert str(error.value) == (
+        f"The folder {tmp_path} holds neither a run (settings.toml, log.jsonl) nor a comparison "
+        "(results.json): name one that natgrad train or natgrad compare has written with --out."
+    )
+
+
+def test_a_comparison_that_has_only_begun(tmp_path):
+    (tmp_path / "comparison.toml").touch()
+    with pytest.raises(DataError) as error:
+        reading.read(tmp_path)
+    assert str(error.value) == (
+        f"The comparison in {tmp_path} has no result yet: wait for the first of its runs."
+    )
+
+
+@pytest.mark.parametrize("text", ["{", json.dumps({"format": 9}), json.dumps({"format": 1})])
+def test_results_that_are_spoilt(tmp_path, text):
+    (tmp_path / RESULTS).write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"^The results .*results\.json"):
+        reading.read(tmp_path)
+
+
+def test_numbers():
+    assert finite(3) == 3.0
+    assert [finite(one) for one in (None, True, "1", float("nan"), float("inf"))] == [None] * 5
+    assert numbers([1, None])[0] == 1.0
+    assert numbers([1, None])[1] != numbers([1, None])[1]  # NaN
+
+
+def test_the_share_of_k_fac_counts_all_steps(tmp_path):
+    lines = [
+        {"kind": "train", "step": 1, "elapsed": 1.0, "loss": 1.0, "seconds": 1.0, "share": 0.9},
+        {"kind": "train", "step": 11, "elapsed": 2.0, "loss": 1.0, "seconds": 0.1, "share": 0.4},
+        {"kind": "train", "step": 12, "elapsed": 3.0, "loss": 1.0, "seconds": 1.0},
+    ]
+    assert share(runs.read(made.run(tmp_path, lines))) == pytest.approx((0.9 + 0.4) / 2)
+    assert share(runs.read(made.run(tmp_path, lines[2:]))) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "A run of convnet on digits, K-FAC with SGD, after all of its 40 steps."),
+        (
+            {"steps": 90, "optimizer": "adamw"},
+            "A run of convnet on digits, K-FAC with AdamW, after 40 of 90 steps.",
+        ),
+        (
+            {"steps": 0, "epochs": 2.0, "kfac": False, "optimizer": "muon"},
+            "A run of convnet on digits, Muon, after 40 steps.",
+        ),
+    ],
+    ids=["done", "under way", "epochs"],
+)
+def test_how_far_a_run_is(tmp_path, settings, said):
+    assert lead(runs.read(made.run(tmp_path, made.log(), **settings))) == said
