@@ -1,7 +1,7 @@
 """What must not change the preconditioned gradient: reduction, micro-batches, copies, terms.
 
-It is that of the mean loss of a term, of which a sample has one or more, and the curvature is a mean
-over terms, whichever way the same samples were shown.
+It is that of the mean loss of a term, of which a sample has one or more, and the curvature is a
+mean over terms, whichever way the same samples were shown.
 """
 
 import pytest

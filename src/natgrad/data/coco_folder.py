@@ -1,4 +1,4 @@
-"""A folder as COCO comes: ``annotations/instances_train2017.json`` with ``train2017``, and ``val``."""
+"""A folder as COCO comes: ``annotations/instances_train2017.json``, ``train2017``, and ``val``."""
 
 from pathlib import Path
 

@@ -142,6 +142,22 @@ def test_cards_say_who_is_first(compared):
     assert cards["lowest training loss at the end"].startswith("K-FAC, SGD0.0179; SGD 0.195")
 
 
+def test_the_first_is_who_took_least(compared):
+    """Not who comes first in the file: all meet an easy target, SGD later than K-FAC."""
+    found, _, _ = compared
+    easy = replace(
+        found,
+        target=0.6,
+        entries=tuple(
+            replace(one, runs=tuple(run.judged(found.measure, 0.6) for run in one.runs))
+            for one in found.entries
+        ),
+    )
+    steps, seconds, _ = comparison._cards(easy)
+    assert steps == ("fewest steps to the target", "K-FAC, SGD", "12 steps; SGD 24 steps")
+    assert seconds == ("least time to the target", "SGD", "0.240 s")
+
+
 def test_boxes_hide_what_is_an_optimizer_s(compared):
     _, text, found = compared
     boxes = [one.attributes["data-hides"] for one in found.all("input")]
@@ -158,6 +174,7 @@ def test_failures_and_trials_are_listed(compared):
     trials = rows(of_table(found, "Trials"))
     assert ("SGD", "0.1", "0.104", "chosen") in trials
     assert ("SGD", "1", "–", "diverged") in trials
+    assert ("SGD", "0.01", "0.474", "") in trials
 
 
 def test_settings_of_a_comparison(compared):

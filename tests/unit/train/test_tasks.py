@@ -135,8 +135,8 @@ def test_weights_before_norms_keep_their_norm(monkeypatch):
         ),
         (
             {"augment": True},
-            "augment is for the data mnist, fashion-mnist, cifar10, coco but they are digits: leave "
-            "it out (imagenet and membrane are always cut at random).",
+            "augment is for the data mnist, fashion-mnist, cifar10, coco but they are digits: "
+            "leave it out (imagenet and membrane are always cut at random).",
         ),
         (
             {"image": 32},

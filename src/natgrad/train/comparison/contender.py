@@ -111,7 +111,7 @@ CONTENDERS: dict[str, Contender] = dict(
         _contender(
             "shampoo",
             "Shampoo",
-            "momentum 0.9, new roots every 10 steps",
+            "momentum 0.9, new roots at every step",
             0.3,
             optimizer="shampoo",
         ),

@@ -193,6 +193,20 @@ def test_going_on_is_as_if_nothing_had_happened(count, whole, tmp_path, monkeypa
     assert Comparison.read(tmp_path) == again
 
 
+def test_a_signal_between_two_runs_is_not_lost(whole, tmp_path):
+    class Interrupts(Silent):
+        def run(self, number, total, text):
+            if number == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    part = compare(ASKED, tmp_path, Interrupts())
+    assert part.signal == signal.SIGTERM
+    assert [len(one.trials) for one in part.entries] == [1, 0]
+    steps = [line["step"] for line in logs.read(tmp_path / "runs/kfac/trial-1")]
+    assert set(steps) == {1}
+    assert plain(compare(ASKED, tmp_path, resume=True)) == plain(whole)
+
+
 def test_going_on_after_a_kill(whole, tmp_path, monkeypatch):
     """Nothing is told in the middle of a run: what is in the files is all there is."""
 
