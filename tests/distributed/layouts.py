@@ -43,7 +43,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     micro: int = 1  # backward passes of a step
     reduction: str = "mean"
-    clip: float | None = 1e-2  # which hides how long gradients are
+    clip: float | None = 1e-2 / TOKENS  # which hides how long gradients are
     users: tuple[int, ...] = ()  # samples of each step that use every layer of "branches"
     dtype: torch.dtype = torch.float64
 
@@ -55,7 +55,7 @@ class Case:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         settings = {"update_every": 2, "refresh_every": 2, **METHODS[self.method]}
         # Without a clip, small dampings make steps long, and differences in rounding large.
-        settings |= {"kl_clip": self.clip, "damping": 3e-3 if self.clip else 0.1}
+        settings |= {"kl_clip": self.clip, "damping": (3e-3 if self.clip else 0.1) / TOKENS}
         settings |= {"placement": self.placement, **more}
         # More than one bucket, so that some leave early.
         settings["wire"] = natgrad.Wire(bucket_bytes=600)

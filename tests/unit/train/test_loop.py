@@ -300,11 +300,16 @@ def test_interrupted_by_a_signal_at_a_random_step(name, tmp_path):
 
 
 def test_a_second_signal_ends_at_once():
-    with Interruption() as interruption:
-        signal.raise_signal(signal.SIGINT)
-        assert interruption.signal == signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
+    # A shell may have started the tests in the background, where Ctrl-C is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interruption() as interruption:
             signal.raise_signal(signal.SIGINT)
+            assert interruption.signal == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_signals_are_given_back():
