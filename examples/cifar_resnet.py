@@ -67,7 +67,8 @@ def train(args: argparse.Namespace, comm: Communicator, device: torch.device) ->
     model = DistributedDataParallel(net) if comm.size > 1 else net
     groups = schemes.parameter_groups(net, weight_decay=5e-4)
     optimizer = torch.optim.SGD(groups, lr=lr(0), momentum=0.9)
-    kfac = None if args.sgd else natgrad.KFAC(model, optimizer, update_every=1, refresh_every=10)
+    published = {"damping": 3e-3, "update_every": 1, "refresh_every": 10}
+    kfac = None if args.sgd else natgrad.KFAC(model, optimizer, **published)
 
     start, steps = 0, min(epochs * len(batches), args.steps or epochs * len(batches))
     if found := load(args.out, comm, resume=args.resume):
