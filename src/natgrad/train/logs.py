@@ -1,7 +1,7 @@
 """What a run has to tell: a line of JSON for each moment, and the same for TensorBoard."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -68,6 +68,21 @@ class NoLog:
 def read(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's log, in their order."""
     return _lines(folder / NAME)
+
+
+def kfac_share(lines: Iterable[Mapping[str, Any]]) -> float | None:
+    """Of the seconds of all steps that are told with K-FAC's share, that share; a line of "train"
+    tells of the steps since the one before."""
+    spent = total = 0.0
+    before = 0
+    for line in lines:
+        if line["kind"] == "train":
+            seconds, share = line.get("seconds"), line.get("share")
+            if isinstance(seconds, int | float) and isinstance(share, int | float):
+                all_of_them = seconds * (line["step"] - before)
+                spent, total = spent + share * all_of_them, total + all_of_them
+            before = line["step"]
+    return spent / total if total else None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import ceil
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from natgrad.tables import seconds_text
 
 Values = Mapping[str, float]
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -114,11 +115,16 @@ class Silent:
     def end(self) -> None: ...
 
 
-def shown(say: Callable[[str], None]) -> Progress:
+def bar_or_lines(bar: Callable[[], T], lines: Callable[[], T]) -> T:
     """A bar if standard error is a terminal and rich is there, lines otherwise."""
     if sys.stderr.isatty():
         try:
-            return Bar()
+            return bar()
         except ImportError:
             pass
-    return Plain(say)
+    return lines()
+
+
+def shown(say: Callable[[str], None]) -> Progress:
+    bar: Callable[[], Progress] = Bar
+    return bar_or_lines(bar, lambda: Plain(say))

@@ -104,7 +104,8 @@ def _eigenvalues(block: Block, name: str, mean: Tensor) -> Tensor | None:
         return None
     try:
         values: Tensor = torch.linalg.eigvalsh(block.forms[name].dense(mean).double())
-    except RuntimeError:  # LinAlgError among them: a record is no reason to end a run
+    # A record is no reason to end a run.
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return None
     return values.clamp(min=0.0)
 

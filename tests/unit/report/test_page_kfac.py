@@ -5,7 +5,8 @@ import json
 import pytest
 
 from natgrad.report.canvas import figure
-from natgrad.report.page import factors, placed, runs, stages
+from natgrad.report.page import curvature, factors, placed, runs, stages
+from natgrad.report.page.parts import Gallery, Names
 from natgrad.report.page.sheet import Sheet
 from natgrad.train.records import NAME as KFAC
 from unit.report import made
@@ -279,3 +280,21 @@ def test_a_record_that_is_cut_off(tmp_path):
     (problem,) = runs.read(folder).problems
     assert problem.startswith(f"The file {folder / KFAC} cannot be read (Expecting property name")
     assert problem.endswith("): copy a good one there, or make the run again.")
+
+
+def test_factors_without_a_spectrum_are_named(tmp_path):
+    folder = made.run(tmp_path)
+    assert "are not known" not in text_of(folder)
+    file = folder / KFAC
+    found = json.loads(file.read_text())
+    gone = found["spectra"].pop(0)
+    file.write_text(json.dumps(found))
+    assert (
+        f"Eigenvalues of 1 factors are not known: {gone['factor']} of {gone['block']}."
+        in text_of(folder)
+    )
+
+
+def text_of(folder):
+    part = curvature.section(runs.read(folder), "run", "K-FAC", Gallery(None))
+    return part.html(2, Names())

@@ -8,7 +8,7 @@ from natgrad.errors import CheckpointError, DataError, SettingError
 from natgrad.report.page import reading, runs, trained
 from natgrad.report.page.curves import STEPS
 from natgrad.report.page.files import finite, numbers
-from natgrad.report.page.run import lead, share
+from natgrad.report.page.run import lead
 from natgrad.train.comparison import Comparison
 from natgrad.train.comparison.results import NAME as RESULTS
 from natgrad.train.logs import NAME as LOG
@@ -144,16 +144,6 @@ def test_numbers():
     assert [finite(one) for one in (None, True, "1", float("nan"), float("inf"))] == [None] * 5
     assert numbers([1, None])[0] == 1.0
     assert numbers([1, None])[1] != numbers([1, None])[1]  # NaN
-
-
-def test_the_share_of_k_fac_counts_all_steps(tmp_path):
-    lines = [
-        {"kind": "train", "step": 1, "elapsed": 1.0, "loss": 1.0, "seconds": 1.0, "share": 0.9},
-        {"kind": "train", "step": 11, "elapsed": 2.0, "loss": 1.0, "seconds": 0.1, "share": 0.4},
-        {"kind": "train", "step": 12, "elapsed": 3.0, "loss": 1.0, "seconds": 1.0},
-    ]
-    assert share(runs.read(made.run(tmp_path, lines))) == pytest.approx((0.9 + 0.4) / 2)
-    assert share(runs.read(made.run(tmp_path, lines[2:]))) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from natgrad.errors import CheckpointError
 from natgrad.train import progress
-from natgrad.train.logs import Log, read
+from natgrad.train.logs import Log, kfac_share, read
 
 VALUES = {"loss": 0.12345, "lr": 0.1, "seconds": 0.0123, "share": 0.181, "accuracy": 0.975}
 
@@ -149,3 +149,13 @@ def test_without_tensorboard(tmp_path, monkeypatch):
     log("train", 1, {"loss": 0.5})
     log.close()
     assert len(read(tmp_path)) == 1
+
+
+def test_the_share_of_k_fac_counts_all_steps():
+    lines = [
+        {"kind": "train", "step": 1, "elapsed": 1.0, "loss": 1.0, "seconds": 1.0, "share": 0.9},
+        {"kind": "train", "step": 11, "elapsed": 2.0, "loss": 1.0, "seconds": 0.1, "share": 0.4},
+        {"kind": "train", "step": 12, "elapsed": 3.0, "loss": 1.0, "seconds": 1.0},
+    ]
+    assert kfac_share(lines) == pytest.approx((0.9 + 0.4) / 2)
+    assert kfac_share(lines[2:]) is None

@@ -13,7 +13,15 @@ from natgrad.report.page.curves import WIDTH, grid
 from natgrad.report.page.look import Owner
 from natgrad.report.page.sheet import Picture, Sheet
 from natgrad.train.comparison import Comparison
-from natgrad.train.comparison.summary import Text, Way, number_text, seconds_to, steps_to
+from natgrad.train.comparison.summary import (
+    Text,
+    Way,
+    number_text,
+    seconds_to,
+    steps_to,
+    three_digits,
+    whole,
+)
 
 
 def pictures(found: Comparison, name: str) -> list[Picture]:
@@ -29,14 +37,6 @@ def pictures(found: Comparison, name: str) -> list[Picture]:
         _picture(f"{name}-to-steps", f"Steps to {goal}", "steps to the target", steps),
         _picture(f"{name}-to-seconds", f"Seconds to {goal}", "seconds to the target", seconds),
     ]
-
-
-def whole(value: float) -> str:
-    return f"{value:.0f}"
-
-
-def three_digits(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,14 @@ from natgrad.report.page.sheet import Picture
 from natgrad.tables import Column, Table
 from natgrad.train.comparison import Comparison, sentences, table
 from natgrad.train.comparison.results import Entry, Status
-from natgrad.train.comparison.summary import Way, number_text, seconds_to, steps_to
+from natgrad.train.comparison.summary import (
+    Way,
+    number_text,
+    seconds_to,
+    steps_to,
+    three_digits,
+    whole,
+)
 
 
 def lead(found: Comparison) -> str:
@@ -72,8 +79,8 @@ def _cards(found: Comparison) -> list[tuple[str, str, str]]:
     """Who is first, in steps, in seconds and in the end, and where SGD is."""
     made = []
     ways: list[tuple[str, Callable[[Entry], Way], Callable[[float], str]]] = [
-        ("fewest steps to the target", steps_to, lambda value: f"{bars.whole(value)} steps"),
-        ("least time to the target", seconds_to, lambda value: f"{bars.three_digits(value)} s"),
+        ("fewest steps to the target", steps_to, lambda value: f"{whole(value)} steps"),
+        ("least time to the target", seconds_to, lambda value: f"{three_digits(value)} s"),
     ]
     for what, way, text in ways:
         there = [one for one in found.entries if way(one).values]

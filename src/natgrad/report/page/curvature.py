@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from natgrad.report.page import factors, placed, stages
-from natgrad.report.page.parts import Gallery, Section, details, table
+from natgrad.report.page.parts import Gallery, Section, details, paragraph, table
 from natgrad.report.page.runs import Curvature, Run
 from natgrad.report.page.sheet import Picture
 
 _OPEN = ("coverage", "memory")
 _TABLES = (*_OPEN, "timings", "drift", "traffic")
+_NAMED = 8  # factors without a spectrum
 
 
 def section(
@@ -23,8 +24,23 @@ def section(
         pictures += factors.spectra(told.spectra, f"{name}-spectra", told.step)
     pictures += [] if average else [along]
     pictures += [] if told is None else [placed.picture(told.placement, f"{name}-placement")]
-    drawn = [gallery(pictures), *([] if told is None else _tables(told))]
+    drawn = [gallery(pictures), *([] if told is None else [_without(told), *_tables(told)])]
     return Section(title).add(*drawn) if any(drawn) else None
+
+
+def _without(found: Curvature) -> str:
+    """Which factors have no spectrum: they were too large, or had seen nothing yet."""
+    known = {(one.block, one.factor) for one in found.spectra}
+    others = [
+        f"{factor.name} of {block.name}"
+        for block in found.placement.blocks
+        for factor in block.factors
+        if (block.name, factor.name) not in known
+    ]
+    if not others:
+        return ""
+    some = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
+    return paragraph(f"Eigenvalues of {len(others)} factors are not known: {some}.", "note")
 
 
 def _tables(found: Curvature) -> list[str]:

@@ -8,7 +8,7 @@ from natgrad.report.page.files import finite
 from natgrad.report.page.parts import Gallery, Section, cards, paragraph
 from natgrad.report.page.runs import Run
 from natgrad.tables import seconds_text
-from natgrad.train import Settings
+from natgrad.train import Settings, logs
 from natgrad.train.comparison.summary import number_text
 
 _OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW", "lars": "LARS", "lamb": "LAMB", "soap": "SOAP"}
@@ -75,22 +75,10 @@ def _numbers(run: Run) -> list[tuple[str, str, str]]:
         assert last.seconds is not None
         each = seconds_text(last.seconds / last.step)
         found.append(("time of a step", each, f"{seconds_text(last.seconds)} in all"))
-    if (part := share(run)) is not None:
+    told = ({"kind": line.kind, "step": line.step, **line.values} for line in run.lines)
+    if (part := logs.kfac_share(told)) is not None:
         found.append(("K-FAC's share of it", f"{part:.0%}", ""))
     if run.curvature is not None and "coverage" in run.curvature.tables:
         words = run.curvature.tables["coverage"].footer
         found.append(("coverage", words.rpartition("(")[2].rstrip(")"), words.partition(" (")[0]))
     return found
-
-
-def share(run: Run) -> float | None:
-    """Of the time of all steps, each line telling of those since the one before it."""
-    spent = total = 0.0
-    before = 0
-    for line in run.of("train"):
-        seconds, part = finite(line.values.get("seconds")), finite(line.values.get("share"))
-        if seconds is not None and part is not None:
-            spent += part * seconds * (line.step - before)
-            total += seconds * (line.step - before)
-        before = line.step
-    return spent / total if total else None

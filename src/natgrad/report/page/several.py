@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from natgrad.report.page import bars, told, trained
+from natgrad.report.page import told, trained
 from natgrad.report.page.look import owners
 from natgrad.report.page.parts import Gallery, Section, switches, table
 from natgrad.report.page.runs import Run
 from natgrad.tables import Column, Table
 from natgrad.train import Settings
 from natgrad.train.comparison import Comparison
-from natgrad.train.comparison.summary import seconds_to, steps_to
+from natgrad.train.comparison.summary import seconds_to, steps_to, three_digits, whole
 
 _NONE = "–"
 
@@ -52,6 +52,6 @@ def _cell(found: Comparison, name: str, title: str) -> str:
     for one in found.entries:
         if one.name == name and one.runs:
             if title.startswith("Steps"):
-                return steps_to(one).text(bars.whole)
-            return seconds_to(one).text(bars.three_digits)
+                return steps_to(one).text(whole)
+            return seconds_to(one).text(three_digits)
     return _NONE

@@ -16,6 +16,7 @@ from natgrad.report.page.files import finite
 from natgrad.report.page.runs import Run
 from natgrad.report.page.sheet import Picture, Sheet
 from natgrad.tables import seconds_text
+from natgrad.train.comparison.summary import three_digits
 
 REST = "forward, backward, optimizer"
 _MEANING = {
@@ -104,7 +105,7 @@ def average(bars: Sequence[tuple[str, str, Mapping[str, float]]], name: str) -> 
                 sheet.mark(patch, key, _said(label, stage, seconds, sum(parts.values())))
                 left += seconds * scale
             text = axes.annotate(
-                f"{left:#.3g}".rstrip("."),
+                three_digits(left),
                 (left, i),
                 (4, 0),
                 textcoords="offset points",

@@ -70,7 +70,7 @@ def recorded(
         steps=max((line["step"] for line in timed), default=0),
         seconds=max((line["elapsed"] for line in timed), default=0.0),
         curve=curve(lines),
-        kfac_share=share(lines),
+        kfac_share=logs.kfac_share(lines),
     )
 
 
@@ -89,19 +89,6 @@ def curve(lines: list[dict[str, Any]]) -> Curve:
     }
     columns = {name: tuple(values[name] for values in kept.values()) for name in sorted(names)}
     return Curve(tuple(kept), columns.pop("elapsed", ()), columns)
-
-
-def share(lines: list[dict[str, Any]]) -> float | None:
-    """Of all seconds those that K-FAC took; each line tells of the steps since the one before."""
-    spent = total = 0.0
-    before = 0
-    for line in lines:
-        if line["kind"] == "train":
-            seconds = line["seconds"] * (line["step"] - before)
-            before = line["step"]
-            if "share" in line:
-                spent, total = spent + line["share"] * seconds, total + seconds
-    return spent / total if total else None
 
 
 def sentence(error: BaseException) -> str:

@@ -109,8 +109,8 @@ def _row(found: Comparison, entry: Entry, second: Measure | None) -> tuple[str, 
         rate_text(entry),
         *map(shown, [found.measure] + ([second] if second is not None else [])),
         seconds_text(median(each)) if each else NONE,
-        f"{steps_to(entry).text(_whole)}{steps_to(entry).missed}",
-        seconds_to(entry).text(_three),
+        f"{steps_to(entry).text(whole)}{steps_to(entry).missed}",
+        seconds_to(entry).text(three_digits),
         failures_text(entry),
     )
 
@@ -132,15 +132,15 @@ def spread(values: Sequence[float], shown: Text) -> str:
 
 
 def number_text(metric: str, value: float) -> str:
-    return _three(value) if metric in LOW else f"{value:.1%}"
+    return three_digits(value) if metric in LOW else f"{value:.1%}"
 
 
-def _three(value: float) -> str:
+def three_digits(value: float) -> str:
     """Digits."""
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
-def _whole(value: float) -> str:
+def whole(value: float) -> str:
     return f"{value:.0f}"
 
 
@@ -183,8 +183,8 @@ def _first(found: Comparison) -> str:
         return "No run met the target."
     steps = min(there, key=lambda one: steps_to(one).rank)
     seconds = min(there, key=lambda one: seconds_to(one).rank)
-    in_steps = f"in steps: {steps.name}, {steps_to(steps).text(_whole)}"
-    in_seconds = f"in seconds: {seconds.name}, {seconds_to(seconds).text(_three)}"
+    in_steps = f"in steps: {steps.name}, {steps_to(steps).text(whole)}"
+    in_seconds = f"in seconds: {seconds.name}, {seconds_to(seconds).text(three_digits)}"
     return f"First at the target {in_steps}; {in_seconds}."
 
 

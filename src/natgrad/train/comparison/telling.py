@@ -1,6 +1,5 @@
 """How a comparison goes: a line a run, or a bar in a terminal, with the time that is left."""
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -8,7 +7,7 @@ from statistics import mean
 from typing import Any, Protocol
 
 from natgrad.tables import seconds_text
-from natgrad.train.progress import Values
+from natgrad.train.progress import Values, bar_or_lines
 
 
 class Telling(Protocol):
@@ -81,13 +80,8 @@ class Silent:
 
 
 def shown(say: Callable[[str], None]) -> Telling:
-    """A bar if standard error is a terminal and rich is there, lines otherwise."""
-    if sys.stderr.isatty():
-        try:
-            return Bar()
-        except ImportError:
-            pass
-    return Lines(say)
+    bar: Callable[[], Telling] = Bar
+    return bar_or_lines(bar, lambda: Lines(say))
 
 
 @dataclass

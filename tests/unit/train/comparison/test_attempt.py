@@ -7,9 +7,10 @@ import torch
 
 from natgrad.comm import Alone
 from natgrad.errors import CheckpointError, DataError, SettingError
-from natgrad.train.comparison.attempt import attempt, curve, recorded, sentence, share, tidied
+from natgrad.train.comparison.attempt import attempt, curve, recorded, sentence, tidied
 from natgrad.train.comparison.results import Curve, Status
 from natgrad.train.interruption import Interruption
+from natgrad.train.logs import kfac_share
 from natgrad.train.loop import Outcome
 from natgrad.train.progress import Silent
 from unit.train.comparison import made
@@ -60,8 +61,8 @@ def test_what_is_not_finite_is_no_part_of_a_curve(value):
 def test_the_share_of_kfac():
     """By hand: 1 step of 0.5 s, 9 of 0.2 s, 10 of 0.2 s."""
     spent = 0.8 * 0.5 + 0.5 * 1.8 + 0.1 * 2.0
-    assert share(LINES) == pytest.approx(spent / 4.3)
-    assert share([line("train", 1, 0.5, loss=3.0, seconds=0.5)]) is None
+    assert kfac_share(LINES) == pytest.approx(spent / 4.3)
+    assert kfac_share([line("train", 1, 0.5, loss=3.0, seconds=0.5)]) is None
 
 
 def test_a_run_by_its_log():
