@@ -51,7 +51,7 @@ class KFAC:
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        damping: float | Schedule | LevenbergMarquardt = 0.03,
+        damping: float | Schedule | LevenbergMarquardt = 0.01,
         decay: float | Schedule = 0.95,
         kl_clip: float | Schedule | None = 1e-3,
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)

@@ -115,7 +115,7 @@ class TestDifferentSettings:
     @pytest.mark.parametrize(
         ("one", "other", "difference"),
         [
-            ({}, {"damping": 0.1}, "damping: 0.03 on rank 0, 0.1 on rank 1"),
+            ({}, {"damping": 0.1}, "damping: 0.01 on rank 0, 0.1 on rank 1"),
             ({"decay": 0.5}, {}, "decay: 0.5 on rank 0, 0.95 on rank 1"),
             (
                 {},

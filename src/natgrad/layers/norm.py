@@ -147,19 +147,21 @@ class BatchNorm(Channels):
         data = data.to(g.dtype)
         if data.ndim == 2:
             return (data - mean) * scale * g, g
-        of_bias = g.flatten(2).sum(2)
-        return (pixel_products(data, g) - mean * of_bias) * scale, of_bias
+        products, of_bias = product_sums(data, g)
+        return (products - mean * of_bias) * scale, of_bias
 
 
-def pixel_products(x: Tensor, g: Tensor) -> Tensor:
-    """``sum_s x g [n, c]`` of ``[n, c, *space]``, a cache-sized piece of samples at a time: the
-    product of all would be as large as the activations."""
+def product_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """``sum_s x g [n, c]`` of ``[n, c, *space]``, and ``sum_s g``, a cache-sized piece of samples
+    at a time: the product of all would be as large as the activations."""
     each = max(1, prod(x.shape[1:]))
     count = max(1, min(len(x), _PIECE // each))
     product = workspace("pixels", (count, *x.shape[1:]), x)
-    out = x.new_empty(x.shape[:2])
+    sums, of_g = x.new_empty(2, *x.shape[:2])
     for i in range(0, len(x), count):
-        part = product[: len(x[i : i + count])]
-        torch.mul(x[i : i + count], g[i : i + count], out=part)
-        torch.sum(part.flatten(2), 2, out=out[i : i + count])
-    return out
+        piece = g[i : i + count]
+        part = product[: len(piece)]
+        torch.mul(x[i : i + count], piece, out=part)
+        torch.sum(part.flatten(2), 2, out=sums[i : i + count])
+        torch.sum(piece.flatten(2), 2, out=of_g[i : i + count])
+    return sums, of_g

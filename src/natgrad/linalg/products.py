@@ -5,18 +5,28 @@ from torch import Tensor
 
 from natgrad.linalg.workspace import workspace
 
-# Above this many multiplications a product fills the threads by itself, and a loop beats a batch.
-_LARGE = 4e7
+# Up to this many multiplications a product costs more to start than to do.
+_SMALL = 4e7
+# From this many rows on a product fills the threads by itself.
+_TALL = 768
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """``out [b, m, n] = left [b, m, k] @ right [b, k, n]``."""
     b, m, k = left.shape
-    if b == 1 or m * k * right.shape[2] > _LARGE:
-        for i in range(b):
-            torch.mm(left[i], right[i], out=out[i])
-        return out
-    return torch.bmm(left, right, out=out)
+    if b > 1 and (m * k * right.shape[2] <= _SMALL or _batch_pays(b, m, left.device)):
+        return torch.bmm(left, right, out=out)
+    for i in range(b):
+        torch.mm(left[i], right[i], out=out[i])
+    return out
+
+
+def _batch_pays(count: int, rows: int, device: torch.device) -> bool:
+    """Whether a thread for each product keeps them busier than all threads for one at a time,
+    which they share the better, the more rows it has."""
+    threads = torch.get_num_threads()
+    busy = count / (-(-count // threads) * threads)
+    return device.type == "cpu" and rows < _TALL and busy > rows / (rows + 96)
 
 
 def two_sided(left: Tensor, m: Tensor, right: Tensor, out: Tensor) -> Tensor:

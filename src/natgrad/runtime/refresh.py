@@ -1,9 +1,12 @@
 """Which factors are decomposed anew, doing so where the plan says, and sharing the parts."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from natgrad.inverses import Parts
+from natgrad.linalg.threads import spread
 from natgrad.placement.ops import FactorId, Message, Share
 from natgrad.runtime.blocks import Block
 from natgrad.runtime.settings import Clocks, Values
@@ -11,6 +14,9 @@ from natgrad.runtime.team import Shipment, Team
 
 Due = dict[Block, set[str]]
 Made = dict[Block, dict[str, Parts | None]]
+
+# Two larger matrices at a time would take more memory than the time is worth.
+_LARGE = 2048
 
 
 class Refresh:
@@ -79,18 +85,31 @@ class Refresh:
 
     def _decompose(self, due: Due, now: Values) -> Made:
         """What this rank decomposes."""
-        made: Made = {}
-        for block in sorted(self.blocks, key=lambda block: block.twin is not None):
-            names = due[block] & self.team.decomposes[block]
-            made[block] = {}
-            twins = made.get(block.twin, {}) if block.twin is not None else {}
-            ready_made = twins.get("A")
+        made: Made = {block: {} for block in self.blocks}
+        mine = {block: due[block] & self.team.decomposes[block] for block in self.blocks}
+        self._make({b: names for b, names in mine.items() if b.twin is None}, made, now)
+        for block, names in mine.items():
+            ready_made = made[block.twin].get("A") if block.twin is not None else None
             if "A" in names and ready_made is not None and _same_inputs(block):
                 made[block]["A"] = tuple(part.clone() for part in ready_made)
-                names = names - {"A"}
-            if names:
-                made[block] |= block.decompose(sorted(names), now.damping_of(block))
+                mine[block] = names - {"A"}
+        self._make({b: names for b, names in mine.items() if b.twin is not None}, made, now)
         return made
+
+    def _make(self, wanted: Due, made: Made, now: Values) -> None:
+        """Decompose these factors; on a CPU several blocks at a time, unless they are large."""
+        blocks = [block for block, names in wanted.items() if names]
+
+        def call(block: Block) -> Callable[[], dict[str, Parts | None]]:
+            return lambda: block.decompose(sorted(wanted[block]), now.damping_of(block))
+
+        small = [b for b in blocks if b.device.type == "cpu" and _largest(b) <= _LARGE]
+        small.sort(key=_largest, reverse=True)
+        for block in blocks:
+            if block not in small:
+                made[block] |= call(block)()
+        for block, parts in zip(small, spread([call(block) for block in small]), strict=True):
+            made[block] |= parts
 
     def _agree(self, due: Due, made: Made) -> tuple[Due, list[tuple[Block, str]]]:
         """What was decomposed by everyone who should have, and what failed at anybody."""
@@ -136,6 +155,11 @@ class Refresh:
         assert isinstance(message.op, Share)
         block, name = message.op.factor
         return self.team.blocks[block], name
+
+
+def _largest(block: Block) -> int:
+    """The dimension of its largest factor."""
+    return max(form.dim for form in block.forms.values())
 
 
 def _parts(block: Block, name: str, data: Tensor) -> Parts:

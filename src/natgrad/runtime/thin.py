@@ -58,10 +58,8 @@ class ThinGradients:
         tolerance = 100 * torch.finfo(g.dtype).eps
         if not _close(weight.grad @ probe, g.mT @ (a @ probe), tolerance):
             return None
-        if bias is not None:
-            if bias.grad is None or not _close(bias.grad, g.sum(0), tolerance):
-                return None
-            a = torch.cat([a, a.new_ones(len(a), 1)], 1)
+        if bias is not None and (bias.grad is None or not _close(bias.grad, g.sum(0), tolerance)):
+            return None
         return Outer(block, g, a)
 
     def _probe(self, block: Block, a: Tensor) -> Tensor:
@@ -101,15 +99,15 @@ class Outer:
 
     def dot(self, weight_rate: float, bias_rate: float) -> Tensor:
         """``|lr^2 <preconditioned, raw>|``, by ``k x k`` matrices: ``<l g^T, r a^T>``."""
-        cols, over_g = self.block.layers[0].weight_cols, self.left @ self.g.mT
-        total = weight_rate**2 * torch.sum(over_g * (self.right[:, :cols] @ self.a[:, :cols].mT))
-        if cols < self.a.shape[1]:
+        cols, over_g = self.a.shape[1], self.left @ self.g.mT
+        total = weight_rate**2 * torch.sum(over_g * (self.right[:, :cols] @ self.a.mT))
+        if cols < self.right.shape[1]:
             total += bias_rate**2 * torch.sum(over_g * self.right[:, cols:])
         return total.abs()
 
     def write(self, scale: float) -> None:
         """Replace the gradients."""
-        layer, left = self.block.layers[0], (scale * self.left).mT
+        layer, left = self.block.layers[0], self.left.mul_(scale).mT
         cols = layer.weight_cols
         assert layer.weight is not None
         torch.mm(left, self.right[:, :cols], out=layer.weight.grad)

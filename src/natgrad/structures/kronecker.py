@@ -127,10 +127,13 @@ class Kronecker(Structure):
         """Of the gradient ``g^T a`` with ``g [k, rows]``, ``a [k, cols]``: ``left [k, rows]`` and
         ``right [k, cols]`` with ``left^T right`` the preconditioned gradient.
 
-        Only for inverses of each factor: a joint damping would need the product.
+        ``a`` may have a column less: a constant 1 is then the last one. Only for inverses of each
+        factor: a joint damping would need the product.
         """
         (inverse_a,), (inverse_g,) = parts["A"], parts["G"]
-        return g @ inverse_g[0], a @ inverse_a[0]
+        if a.shape[1] == inverse_a.shape[1]:
+            return g @ inverse_g[0], a @ inverse_a[0]
+        return g @ inverse_g[0], torch.addmm(inverse_a[0, -1], a, inverse_a[0, :-1])
 
     def multiply(
         self, parts: dict[str, Parts], inverse: Inverse, m: Tensor, damping: float

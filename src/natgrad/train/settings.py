@@ -91,7 +91,7 @@ class Settings:
     decay_factor: float = _optimizer(0.1, "By which steps fall.", POSITIVE)
 
     kfac: bool = _kfac(True, "Precondition the gradients.")
-    damping: float = _kfac(0.03, "Added to the curvature.", POSITIVE)
+    damping: float = _kfac(0.01, "Added to the curvature.", POSITIVE)
     damping_target: float = _kfac(0.0, "Where it falls to (O16), if it does.", _ANY)
     damping_steps: int = _kfac(0, "In about as many steps.", _ANY)
     norm_damping: float = _kfac(1.0, "Times the damping, for norm layers.", POSITIVE)

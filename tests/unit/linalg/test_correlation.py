@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from natgrad.errors import SettingError
-from natgrad.linalg import correlation
+from natgrad.linalg import correlation, spectral
 from natgrad.linalg.correlation import ConvGeometry, Correlations
 from natgrad.linalg.lags import block_count
 
@@ -61,6 +61,32 @@ def test_factor_is_that_of_unfolded_patches(kernel, dilation, padding):
         x = torch.randn(n, c, height, width, dtype=torch.float64)
         if 0 not in geometry.output_size(height, width):
             assert_same(x, geometry, bias=c != 16)
+
+
+@pytest.fixture(params=["lags", "frequencies"])
+def way(request, monkeypatch):
+    """One of the ways to the same blocks, for shapes on which it does not pay, too."""
+    monkeypatch.setattr(spectral, "pays", lambda *_: request.param == "frequencies")
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("padding", ["valid", "same", "large", "uneven"])
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize("kernel", [(1, 1), (1, 3), (3, 1), (3, 3), (2, 2), (3, 5)])
+def test_both_ways_lead_there(kernel, dilation, padding):
+    geometry = ConvGeometry(kernel, paddings(kernel, dilation)[padding], dilation)
+    for n, c, height, width in [(1, 1, 13, 13), (7, 3, 9, 15), (2, 16, 14, 9)]:
+        if 0 not in geometry.output_size(height, width):
+            assert_same(torch.randn(n, c, height, width, dtype=torch.float64), geometry, bias=True)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("c", [3, 16])
+def test_both_ways_in_several_chunks(monkeypatch, c):
+    for module, name in ((correlation, "_CANVAS"), (spectral, "_CHUNK")):
+        monkeypatch.setattr(module, name, 6 * 8 * 9 * c)
+    monkeypatch.setattr(spectral, "_SUMS", 1)
+    assert_same(torch.randn(23, c, 8, 9, dtype=torch.float64), SAME, bias=True)
 
 
 @pytest.mark.parametrize("c", [1, 2, 3, 4, 7, 8, 9, 16, 40, 128, 130])
