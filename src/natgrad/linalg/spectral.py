@@ -24,6 +24,8 @@ from natgrad.linalg.workspace import workspace
 _CHUNK, _WIDE_CHUNK, _WIDE = 1 << 19, 1 << 20, 64
 # Numbers in sums that are brought back from frequencies to lags at once.
 _SUMS = 1 << 18
+# Numbers in a part of a cache that has one line for each address modulo its size.
+_APART = 256
 # What a transform must spare, as its products are not the only work.
 _GAIN = 0.8
 
@@ -80,14 +82,18 @@ def add(kept: dict[Tile, Tensor], x: Tensor, geometry: ConvGeometry, alpha: floa
     most = max(1, (_CHUNK if c < _WIDE else _WIDE_CHUNK) // (c * height * width))
     for first in range(0, n, most):
         images = x[first : first + most]
-        board = workspace("rows", (c, height, len(images), width), x)
-        board.copy_(images.permute(1, 2, 0, 3))
+        count = len(images)
+        # Channels a power of two apart would meet in the same few lines of a cache, so one more
+        # image, which stays zero, may move them.
+        places = count + (height * count % _APART == 0)
+        board = workspace("rows", (c, height, places, width), x, zero=True)
+        board[:, :, :count].copy_(images.permute(1, 2, 0, 3))
         for index, column in enumerate(columns):
-            border[index, :, :, first : first + most].copy_(board[..., column])
+            border[index, :, :, first : first + most].copy_(board[:, :, :count, column])
         spectrum = workspace("spectrum", (len(through.forward), board.numel() // width), x)
         torch.mm(through.forward, board.flatten(0, 2).mT, out=spectrum)
         # [frequencies, 2 c, rows * images]: other rows of all images are other columns.
-        frequencies = spectrum.view(-1, 2 * c, height, len(images))
+        frequencies = spectrum.view(-1, 2 * c, height, places)
         for group in groups:
             spans = [_spans(frequencies, tile, geometry) for tile in group]
             for tile, lags in zip(group, _lags(spans, through), strict=True):

@@ -1,6 +1,6 @@
-"""Several decompositions at a time: LAPACK gains little from a second thread, a second one all."""
+"""Several decompositions at a time: one gains little from a second thread, two gain all of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -8,20 +8,26 @@ import torch
 
 T = TypeVar("T")
 
+# Each needs memory of its own.
+_WORKERS = 8
 
-def spread(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What ``calls`` return, each made by one thread, as many at a time as torch has threads.
+
+def spread(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """What ``calls`` return, in turn, several at a time, which share the threads that torch has.
 
     They start in this order, so the longest should come first. Gradients are not recorded."""
     threads = torch.get_num_threads()
-    if min(threads, len(calls)) < 2:
-        with torch.no_grad():
-            return [call() for call in calls]
-    workers = min(threads, len(calls))
+    workers = min(threads, len(calls), _WORKERS)
+    if workers < 2:
+        for call in calls:
+            with torch.no_grad():
+                result = call()
+            yield result
+        return
     # A thread's number of threads is partly the whole process's: torch has to be told again after.
-    pool = ThreadPoolExecutor(workers, "natgrad", torch.set_num_threads, (1,))
+    pool = ThreadPoolExecutor(workers, "natgrad", torch.set_num_threads, (threads // workers,))
     try:
-        return list(pool.map(torch.no_grad()(lambda call: call()), calls))
+        yield from pool.map(torch.no_grad()(lambda call: call()), calls)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)

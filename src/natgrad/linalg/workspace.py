@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-_SMALL = 16 << 20  # bytes that are always kept
+_SMALL = 10 << 20  # bytes that are always kept
 _limit = _SMALL
 _buffers: OrderedDict[Hashable, Tensor] = OrderedDict()
 

@@ -1,6 +1,6 @@
 """Which factors are decomposed anew, doing so where the plan says, and sharing the parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -36,15 +36,26 @@ class Refresh:
         self.clocks.mark(step, keys)
         if not any(due.values()):
             return []
-        made = self._decompose(due, now)
-        good, failed = self._agree(due, made)
-        parts = self._share(made, good)
-        for block, names in good.items():
-            block.install(parts[block], self.team.keeps[block])
-            block.solved |= names
+        failed: list[tuple[Block, str]] = []
+        if self.team.alone:  # nobody waits for all of them: new ones replace old ones as they come
+            for block, made in self._decompose(due, now):
+                self._install(block, {n: parts for n, parts in made.items() if parts is not None})
+                failed += [(block, name) for name, parts in made.items() if parts is None]
+        else:
+            found = dict(self._decompose(due, now))
+            good, failed = self._agree(due, found)
+            for block, parts in self._share(found, good).items():
+                self._install(block, parts, good[block])
         for block, _ in failed:
             block.failures += 1
         return [_sentence(block, name) for block, name in failed]
+
+    def _install(
+        self, block: Block, parts: dict[str, Parts], solved: Iterable[str] | None = None
+    ) -> None:
+        """``solved``: what is decomposed now, here or elsewhere."""
+        block.install(parts, self.team.keeps[block])
+        block.solved |= set(parts if solved is None else solved)
 
     def _due(self, block: Block, step: int, keys: set[str], updated: bool) -> set[str]:
         """The same on every rank."""
@@ -83,33 +94,45 @@ class Refresh:
             if votes:
                 due[block].add(name)
 
-    def _decompose(self, due: Due, now: Values) -> Made:
-        """What this rank decomposes."""
-        made: Made = {block: {} for block in self.blocks}
+    def _decompose(self, due: Due, now: Values) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
+        """What this rank decomposes, of each block."""
         mine = {block: due[block] & self.team.decomposes[block] for block in self.blocks}
-        self._make({b: names for b, names in mine.items() if b.twin is None}, made, now)
-        for block, names in mine.items():
-            ready_made = made[block.twin].get("A") if block.twin is not None else None
-            if "A" in names and ready_made is not None and _same_inputs(block):
-                made[block]["A"] = tuple(part.clone() for part in ready_made)
-                mine[block] = names - {"A"}
-        self._make({b: names for b, names in mine.items() if b.twin is not None}, made, now)
-        return made
+        twins = {block.twin for block in self.blocks}
+        inputs: dict[Block | None, Parts | None] = {}
+        first = {block: names for block, names in mine.items() if block.twin is None}
+        for block, made in self._make(first, now):
+            if block in twins:
+                inputs[block] = made.get("A")
+            yield block, made
+        ready_made = {}
+        for block in mine.keys() - first.keys():
+            parts = inputs.get(block.twin)
+            if "A" in mine[block] and parts is not None and _same_inputs(block):
+                ready_made[block] = tuple(part.clone() for part in parts)
+        rest = {
+            block: mine[block] - ({"A"} if block in ready_made else set())
+            for block in self.blocks
+            if block.twin is not None
+        }
+        for block, made in self._make(rest, now):
+            yield block, made | ({"A": ready_made[block]} if block in ready_made else {})
 
-    def _make(self, wanted: Due, made: Made, now: Values) -> None:
+    def _make(self, wanted: Due, now: Values) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
         """Decompose these factors; on a CPU several blocks at a time, unless they are large."""
-        blocks = [block for block, names in wanted.items() if names]
 
         def call(block: Block) -> Callable[[], dict[str, Parts | None]]:
             return lambda: block.decompose(sorted(wanted[block]), now.damping_of(block))
 
-        small = [b for b in blocks if b.device.type == "cpu" and _largest(b) <= _LARGE]
+        small = [
+            block
+            for block, names in wanted.items()
+            if names and block.device.type == "cpu" and _largest(block) <= _LARGE
+        ]
         small.sort(key=_largest, reverse=True)
-        for block in blocks:
+        for block, names in wanted.items():
             if block not in small:
-                made[block] |= call(block)()
-        for block, parts in zip(small, spread([call(block) for block in small]), strict=True):
-            made[block] |= parts
+                yield block, call(block)() if names else {}
+        yield from zip(small, spread([call(block) for block in small]), strict=True)
 
     def _agree(self, due: Due, made: Made) -> tuple[Due, list[tuple[Block, str]]]:
         """What was decomposed by everyone who should have, and what failed at anybody."""

@@ -11,5 +11,7 @@ from natgrad.layers import norm
 def test_products_of_pixels(monkeypatch, limit, shape):
     monkeypatch.setattr(norm, "_PIECE", limit)
     x, g = torch.randn(2, *shape, dtype=torch.float64)
+    products, of_g = norm.product_sums(x, g)
     expected = (x * g).flatten(2).sum(2)
-    torch.testing.assert_close(norm.product_sums(x, g)[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(products, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(of_g, g.flatten(2).sum(2), rtol=1e-12, atol=1e-12)
