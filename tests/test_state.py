@@ -357,6 +357,19 @@ class TestBeside:
                 assert_close(torch.as_tensor(loaded["state"][index][name]), torch.as_tensor(value))
         assert all(p.grad is None for p in found["model"].parameters())
 
+    @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+    def test_weights_stay_when_only_the_optimizer_is_loaded(self, lr, tmp_path):
+        """Weight decay would move them even without a gradient."""
+        kfac, beside = self.made("adamw", 3)
+        kfac.save(tmp_path / "saved", {"optimizer": beside["optimizer"]})
+        other, found = self.made("adamw", 0)
+        found["optimizer"].param_groups[0].update(lr=lr, weight_decay=0.5)
+        before = [p.clone() for p in found["model"].parameters()]
+        other.load(tmp_path / "saved", {"optimizer": found["optimizer"]})
+        for p, own in zip(found["model"].parameters(), before, strict=True):
+            assert torch.equal(p, own)
+        assert len(found["optimizer"].state) == 2
+
     def test_one_that_had_not_stepped_when_it_was_saved(self, tmp_path):
         kfac, beside = self.made("adamw", 0)
         kfac.save(tmp_path / "saved", beside)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from natgrad.errors import SettingError
-from natgrad.linalg import correlation, spectral
+from natgrad.linalg import correlation, spectral, workspace
 from natgrad.linalg.correlation import ConvGeometry, Correlations
 from natgrad.linalg.lags import block_count
 
@@ -119,6 +119,26 @@ def test_one_output_pixel(padding):
 def test_several_canvases_and_a_remainder(monkeypatch, c):
     monkeypatch.setattr(correlation, "_CANVAS", 6 * 8 * 8 * c)
     assert_same(torch.randn(23, c, 8, 8, dtype=torch.float64), SAME)
+
+
+def test_a_spare_image_adds_nothing(monkeypatch):
+    """One more keeps channels apart where their distance would be a power of two."""
+    workspace.release()
+    own = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: own(*a, **k).fill_(float("nan")))
+    monkeypatch.setattr(spectral, "pays", lambda *_: True)
+    used = []
+
+    def noted(key, shape, *args, **kwargs):
+        used.append((key, shape))
+        return workspace.workspace(key, shape, *args, **kwargs)
+
+    monkeypatch.setattr(spectral, "workspace", noted)
+    assert_same(torch.randn(32, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
+    assert ("rows", (16, 8, 33, 9)) in used
+    assert_same(torch.randn(31, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
+    assert ("rows", (16, 8, 31, 9)) in used
+    workspace.release()
 
 
 def test_rounds_cover_every_image_once():

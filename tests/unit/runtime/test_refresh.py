@@ -86,3 +86,37 @@ def test_large_ones_are_decomposed_alone(threads, decomposed, monkeypatch):
     preconditioned(natgrad.Eigen())
     alone = {name for name, _, thread in decomposed if not thread.startswith("natgrad")}
     assert alone == {"head"}
+
+
+def test_layers_on_one_input_keep_parts_of_their_own(threads):
+    """What one of them replaces in place must not change in the other."""
+    threads(2)
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 3)])
+    kfac = natgrad.KFAC(model, kl_clip=None)
+    x = torch.randn(20, 6)
+    sum(layer(x).square().sum(1).mean() for layer in model).backward()
+    kfac.step()
+    first, second = kfac.blocks
+    assert {first.twin, second.twin} == {None, first if second.twin else second}
+    assert torch.equal(first.parts["A"][0], second.parts["A"][0])
+    assert first.parts["A"][0].data_ptr() != second.parts["A"][0].data_ptr()
+
+
+def test_a_layer_that_once_saw_another_input_is_decomposed_by_itself(threads):
+    threads(2)
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 3)]).double()
+    kfac = natgrad.KFAC(model, kl_clip=None, update_every=1, refresh_every=1)
+    for same in (True, False, True):
+        x, z = torch.randn(2, 20, 6, dtype=torch.float64)
+        model.zero_grad()
+        seen = (x, x if same else z)
+        losses = [m(y).square().sum(1).mean() for m, y in zip(model, seen, strict=True)]
+        sum(losses).backward()
+        kfac.step()
+    assert any(block.twin is not None for block in kfac.blocks)
+    for block in kfac.blocks:
+        factor = block.forms["A"].dense(block.running["A"].mean)[0]
+        values = torch.linalg.eigvalsh(factor)
+        torch.testing.assert_close(block.parts["A"][1][0], values, rtol=1e-9, atol=1e-12)

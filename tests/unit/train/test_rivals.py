@@ -71,3 +71,33 @@ def test_muon_without_biases():
         runs.settings(), [{"params": [nn.Parameter(torch.ones(2, 2))]}], nn.Linear(1, 1)
     )
     assert [group["use_muon"] for group in made.param_groups] == [True]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_momentum_and_weight_decay_reach_them(name):
+    pytest.importorskip("pytorch_optimizer")
+    settings = runs.settings(optimizer=name, kfac=False, momentum=0.7, weight_decay=0.125)
+    made = optimizers.optimizer(settings, nn.Linear(3, 2), lambda step: 0.1)
+    for group in made.param_groups:
+        if group["weight_decay"]:  # biases have none
+            assert group["weight_decay"] == 0.125
+        if name == "soap":
+            assert group["betas"] == (0.7, 0.95)
+        elif name == "shampoo" or group["use_muon"]:
+            assert group["momentum"] == 0.7
+    assert any(group["weight_decay"] for group in made.param_groups)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weight_decay_acts_times_the_learning_rate(name):
+    """As in the others of a comparison: without a gradient a weight shrinks by lr * decay."""
+    pytest.importorskip("pytorch_optimizer")
+    layer = nn.Linear(3, 2, bias=False)
+    before = layer.weight.detach().clone()
+    settings = runs.settings(optimizer=name, kfac=False, lr=0.1, weight_decay=0.5)
+    made = optimizers.optimizer(settings, layer, lambda step: 0.1)
+    for _ in range(2):  # the first step of SOAP only looks
+        layer.weight.grad = torch.zeros_like(layer.weight)
+        made.step()
+    steps = 1 if name == "soap" else 2
+    torch.testing.assert_close(layer.weight.detach(), before * 0.95**steps, rtol=1e-4, atol=1e-6)
