@@ -24,7 +24,7 @@ def spread(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
                 result = call()
             yield result
         return
-    # A thread's number of threads is partly the whole process's: torch has to be told again after.
+    # What a thread sets is also that of all threads to come, so torch has to be told again after.
     pool = ThreadPoolExecutor(workers, "natgrad", torch.set_num_threads, (threads // workers,))
     try:
         yield from pool.map(torch.no_grad()(lambda call: call()), calls)
