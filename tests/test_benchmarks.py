@@ -6,6 +6,7 @@ mathematics as the library: gradients are compared in float64.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import distributed, networks, ranks, timing
+from benchmarks import damping, distributed, networks, ranks, timing
 from benchmarks.naive import NaiveKFAC
 from natgrad.placement import Agreement, Sent
 from natgrad.runtime.schedule import Clock
 from natgrad.tables import bytes_text
+from natgrad.train.comparison import Question, compare
 
 
 def size(model: nn.Module) -> int:
@@ -257,3 +259,23 @@ def test_more_ranks_than_cores_are_said_to_be(monkeypatch):
     monkeypatch.setattr(distributed.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     assert "oversubscribed" not in distributed.note([1, 2], 32)
     assert "More than 2 ranks are oversubscribed" in distributed.note([1, 2, 4], 32)
+
+
+def test_dampings_are_tried_on_the_same_task(tmp_path):
+    asked = Question(
+        replace(damping.settings("digits-cnn"), epochs=0.0, steps=3, width=4),
+        damping.contenders(),
+        trials=1,
+        seeds=1,
+    )
+    found = compare(asked, tmp_path)
+    rows = damping.rows("digits-cnn", found)
+    assert [row.name for row in rows] == [f"digits-cnn, damping {d:g}" for d in damping.DAMPINGS]
+    assert [row.figure for row in rows] == [entry.runs[0].final for entry in found.entries]
+    assert len({row.figure for row in rows}) == 3
+
+
+def test_tasks_of_the_damping_are_known():
+    for task, own in damping.TASKS.items():
+        made = damping.settings(task)
+        assert made.steps == own.get("steps", made.steps)

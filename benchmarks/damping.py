@@ -1,0 +1,97 @@
+"""What the default damping was chosen from: `python -m benchmarks.damping`.
+
+K-FAC before SGD with each of three dampings on the tasks of RESULTS.md, shorter: three learning
+rates on one seed, and the best of them on another, whose training loss at the end is printed.
+Results are kept in a folder, and `--resume` goes on with them.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.timing import Row, Table, report
+from natgrad.train import preset
+from natgrad.train.comparison import CONTENDERS, Comparison, Contender, Question, compare
+from natgrad.train.settings import Settings
+
+DAMPINGS = (3e-3, 0.01, 0.03)
+# Given in steps, so not in epochs.
+TASKS = {
+    "digits-autoencoder": {},
+    "digits-cnn": {},
+    "fashion-mnist-cnn": {"width": 16, "batch_size": 256, "steps": 150, "test_samples": 500},
+    "cifar10-resnet20": {
+        "steps": 60,
+        "warmup": 0.1,
+        "train_samples": 10_000,
+        "test_samples": 300,
+        "fit_samples": 500,
+        "schedule": "polynomial",
+        "decay_at": (),
+        "evaluate_every": 20,
+    },
+    "gpt-shakespeare": {
+        "context": 64,
+        "width": 64,
+        "layers": 2,
+        "heads": 4,
+        "batch_size": 32,
+        "steps": 100,
+        "train_samples": 8000,
+        "test_samples": 100,
+        "fit_samples": 300,
+        "evaluate_every": 20,
+    },
+    "unet": {"image": 64, "width": 8, "batch_size": 4, "steps": 100},
+}
+
+
+def settings(task: str) -> Settings:
+    own = dict(TASKS[task])
+    return preset(task, **({**own, "epochs": 0.0} if "steps" in own else own))
+
+
+def contenders() -> tuple[Contender, ...]:
+    usual = CONTENDERS["kfac"]
+    return tuple(
+        replace(
+            usual,
+            key=f"damping-{damping:g}".replace(".", "-"),
+            name=f"damping {damping:g}",
+            settings={**usual.settings, "damping": damping},
+        )
+        for damping in DAMPINGS
+    )
+
+
+def rows(task: str, found: Comparison) -> list[Row]:
+    return [
+        Row(f"{task}, {one.name}", one.runs[0].final, note=f"{one.chosen:g}")
+        for one in found.entries
+        if one.runs and one.chosen is not None and one.runs[0].final is not None
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("damping"), help="folder of the runs")
+    parser.add_argument("--resume", action="store_true", help="go on with what is there")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    arguments = parser.parse_args()
+    table = Table("Training loss at the end, another seed", note_name="learning rate")
+    for task in arguments.tasks:
+        question = Question(
+            settings(task), contenders(), trials=3, seeds=1, threads=arguments.threads
+        )
+        found = compare(question, arguments.out / task, resume=arguments.resume)
+        table.rows += rows(task, found)
+    report([table], arguments.markdown, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
