@@ -6,12 +6,16 @@ Results are kept in a folder, and `--resume` goes on with them.
 """
 
 import argparse
+import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.timing import Row, Table, report
 from natgrad.train import preset
 from natgrad.train.comparison import CONTENDERS, Comparison, Contender, Question, compare
+from natgrad.train.comparison.results import Status
+from natgrad.train.comparison.telling import shown
 from natgrad.train.settings import Settings
 
 DAMPINGS = (3e-3, 0.01, 0.03)
@@ -65,11 +69,14 @@ def contenders() -> tuple[Contender, ...]:
 
 
 def rows(task: str, found: Comparison) -> list[Row]:
-    return [
-        Row(f"{task}, {one.name}", one.runs[0].final, note=f"{one.chosen:g}")
-        for one in found.entries
-        if one.runs and one.chosen is not None and one.runs[0].final is not None
-    ]
+    """A run without a result, as it diverged or failed, has its status for a note."""
+    made = []
+    for one in found.entries:
+        run = one.runs[0]
+        done = run.status is Status.DONE and run.final is not None
+        note = f"{run.lr:g}" if done else f"{run.lr:g}, {run.status.value}"
+        made.append(Row(f"{task}, {one.name}", run.final if done else math.nan, note=note))
+    return made
 
 
 def main() -> None:
@@ -88,7 +95,8 @@ def main() -> None:
         question = Question(
             settings(task), contenders(), trials=3, seeds=1, threads=arguments.threads
         )
-        found = compare(question, arguments.out / task, resume=arguments.resume)
+        tell = shown(lambda text: print(text, file=sys.stderr, flush=True))
+        found = compare(question, arguments.out / task, tell, resume=arguments.resume)
         table.rows += rows(task, found)
     report([table], arguments.markdown, arguments.json)
 

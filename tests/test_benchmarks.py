@@ -5,6 +5,7 @@ mathematics as the library: gradients are compared in float64.
 """
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from natgrad.placement import Agreement, Sent
 from natgrad.runtime.schedule import Clock
 from natgrad.tables import bytes_text
 from natgrad.train.comparison import Question, compare
+from natgrad.train.comparison.results import Status
 
 
 def size(model: nn.Module) -> int:
@@ -273,6 +275,12 @@ def test_dampings_are_tried_on_the_same_task(tmp_path):
     assert [row.name for row in rows] == [f"digits-cnn, damping {d:g}" for d in damping.DAMPINGS]
     assert [row.figure for row in rows] == [entry.runs[0].final for entry in found.entries]
     assert len({row.figure for row in rows}) == 3
+    first = found.entries[0]
+    lost = replace(first.runs[0], status=Status.DIVERGED, final=None)
+    other = replace(found, entries=(replace(first, runs=(lost,)),))
+    (row,) = damping.rows("digits-cnn", other)
+    assert math.isnan(row.figure)
+    assert row.note == f"{lost.lr:g}, diverged"
 
 
 def test_tasks_of_the_damping_are_known():

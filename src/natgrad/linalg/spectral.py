@@ -84,9 +84,10 @@ def add(kept: dict[Tile, Tensor], x: Tensor, geometry: ConvGeometry, alpha: floa
         images = x[first : first + most]
         count = len(images)
         # Channels a power of two apart would meet in the same few lines of a cache, so one more
-        # image, which stays zero, may move them.
+        # image may move them. It is zero from the making of the buffer on: who else has a buffer of
+        # this shape, with an image in its place, must have another name for it.
         places = count + (height * count % _APART == 0)
-        board = workspace("rows", (c, height, places, width), x, zero=True)
+        board = workspace(("rows", count), (c, height, places, width), x, zero=True)
         board[:, :, :count].copy_(images.permute(1, 2, 0, 3))
         for index, column in enumerate(columns):
             border[index, :, :, first : first + most].copy_(board[:, :, :count, column])

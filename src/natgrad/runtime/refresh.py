@@ -39,8 +39,9 @@ class Refresh:
         failed: list[tuple[Block, str]] = []
         if self.team.alone:  # nobody waits for all of them: new ones replace old ones as they come
             for block, made in self._decompose(due, now):
-                self._install(block, {n: parts for n, parts in made.items() if parts is not None})
-                failed += [(block, name) for name, parts in made.items() if parts is None]
+                solved = {n: parts for n, parts in made.items() if parts is not None}
+                self._install(block, solved, solved.keys())
+                failed += [(block, name) for name in made if name not in solved]
         else:
             found = dict(self._decompose(due, now))
             good, failed = self._agree(due, found)
@@ -50,12 +51,10 @@ class Refresh:
             block.failures += 1
         return [_sentence(block, name) for block, name in failed]
 
-    def _install(
-        self, block: Block, parts: dict[str, Parts], solved: Iterable[str] | None = None
-    ) -> None:
+    def _install(self, block: Block, parts: dict[str, Parts], solved: Iterable[str]) -> None:
         """``solved``: what is decomposed now, here or elsewhere."""
         block.install(parts, self.team.keeps[block])
-        block.solved |= set(parts if solved is None else solved)
+        block.solved |= set(solved)
 
     def _due(self, block: Block, step: int, keys: set[str], updated: bool) -> set[str]:
         """The same on every rank."""
@@ -123,15 +122,13 @@ class Refresh:
         def call(block: Block) -> Callable[[], dict[str, Parts | None]]:
             return lambda: block.decompose(sorted(wanted[block]), now.damping_of(block))
 
-        small = [
-            block
-            for block, names in wanted.items()
-            if names and block.device.type == "cpu" and _largest(block) <= _LARGE
-        ]
-        small.sort(key=_largest, reverse=True)
+        small = []
         for block, names in wanted.items():
-            if block not in small:
+            if names and block.device.type == "cpu" and _largest(block) <= _LARGE:
+                small.append(block)
+            else:
                 yield block, call(block)() if names else {}
+        small.sort(key=_largest, reverse=True)
         yield from zip(small, spread([call(block) for block in small]), strict=True)
 
     def _agree(self, due: Due, made: Made) -> tuple[Due, list[tuple[Block, str]]]:

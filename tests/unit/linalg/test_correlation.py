@@ -135,10 +135,17 @@ def test_a_spare_image_adds_nothing(monkeypatch):
 
     monkeypatch.setattr(spectral, "workspace", noted)
     assert_same(torch.randn(32, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
-    assert ("rows", (16, 8, 33, 9)) in used
+    assert (("rows", 32), (16, 8, 33, 9)) in used
     assert_same(torch.randn(31, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
-    assert ("rows", (16, 8, 31, 9)) in used
+    assert (("rows", 31), (16, 8, 31, 9)) in used
     workspace.release()
+
+
+def test_the_spare_image_is_never_one_of_an_earlier_batch(monkeypatch):
+    """A batch with one image more has a board of the same shape."""
+    monkeypatch.setattr(spectral, "pays", lambda *_: True)
+    for n in (33, 32, 33, 32):
+        assert_same(torch.randn(n, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
 
 
 def test_rounds_cover_every_image_once():
