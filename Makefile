@@ -1,5 +1,6 @@
 # make demo         compares K-FAC with other optimizers on real digits; writes demo/index.html
 # make test         ruff, mypy and all tests
+# make quick        a look at all parts within two minutes: ruff, mypy, and a sample of the tests in one process
 # make check        ruff and mypy alone
 # make test-vision  the tests of Mask R-CNN, with torchvision in an environment of its own
 # make bench        the benchmarks: the better part of an hour, on a machine that does nothing else
@@ -9,6 +10,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 VISION ?= .venv-vision
 WORKERS ?= 2
+# Of a test with many parameters, make quick runs each SAMPLE-th.
+SAMPLE ?= 16
 BENCHMARKS ?= step_cost correlation quality distributed curvature
 DEMO   ?= demo
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
@@ -17,7 +20,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vision check bench clean
+.PHONY: help demo test quick test-vision check bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,10 +34,15 @@ test: check
 	@echo "tests: pytest with $(WORKERS) workers"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
+quick: check
+	@echo "tests: pytest with $(WORKERS) workers, each $(SAMPLE)th parameter"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --sample $(SAMPLE) \
+		-m "not slow and not distributed and not peers" $(ARGS)
+
 test-vision: $(VISION)/vision.stamp
 	@echo "tests: Mask R-CNN"
 	@$(VISION)/bin/python -m pytest -q tests/integrations/test_mask_rcnn.py \
-		tests/unit/models/test_vision.py tests/unit/train/test_instances.py $(ARGS)
+		tests/unit/lab/models/test_vision.py tests/unit/lab/train/test_instances.py $(ARGS)
 
 check: $(VENV)/dev.stamp
 	@echo "check: ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet --diff .

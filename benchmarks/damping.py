@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.timing import Row, Table, report
-from natgrad.train import preset
-from natgrad.train.comparison import CONTENDERS, Comparison, Contender, Question, compare
-from natgrad.train.comparison.results import Status
-from natgrad.train.comparison.telling import shown
-from natgrad.train.settings import Settings
+from natgrad.lab.compare import CONTENDERS, Comparison, ComparisonSetup, Contender, compare
+from natgrad.lab.compare.progress_bar import shown
+from natgrad.lab.compare.results import Status
+from natgrad.lab.train import preset
+from natgrad.lab.train.settings import Settings
 
 DAMPINGS = (3e-3, 0.01, 0.03)
 # Given in steps, so not in epochs.
@@ -92,11 +92,11 @@ def main() -> None:
     arguments = parser.parse_args()
     table = Table("Training loss at the end, another seed", note_name="learning rate")
     for task in arguments.tasks:
-        question = Question(
+        setup = ComparisonSetup(
             settings(task), contenders(), trials=3, seeds=1, threads=arguments.threads
         )
         tell = shown(lambda text: print(text, file=sys.stderr, flush=True))
-        found = compare(question, arguments.out / task, tell, resume=arguments.resume)
+        found = compare(setup, arguments.out / task, tell, resume=arguments.resume)
         table.rows += rows(task, found)
     report([table], arguments.markdown, arguments.json)
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natgrad import models
-from natgrad.models import he_normal_
+from natgrad.lab import models
+from natgrad.lab.models import he_normal_
 
 
 def resnet20() -> nn.Module:

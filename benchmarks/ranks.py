@@ -12,13 +12,13 @@ from torch import nn
 import natgrad
 from benchmarks import networks
 from benchmarks.workloads import NEVER, WORKLOADS, Trainer, Workload
-from natgrad.placement import Sent, Strategy
+from natgrad.placement import Placement, Sent
 
 KINDS = ("both", "stale", "update")  # of step 0, 1, 2, and so on
 USUAL = {"update": 10, "refresh": 100}  # intervals that the plans are made for
 DDP = "DDP alone"
 KEPT = ("factors", "inverses")  # what a plan counts of the memory
-PLACEMENTS: dict[str, Strategy] = {
+PLACEMENTS: dict[str, Placement] = {
     "MemOpt()": natgrad.MemOpt(),
     "Hybrid(0.5)": natgrad.Hybrid(0.5),
     "CommOpt()": natgrad.CommOpt(),
@@ -64,12 +64,12 @@ class Measured:
     parameters: int
 
 
-def kfac(placement: Strategy) -> Callable[[nn.Module, torch.optim.Optimizer], natgrad.KFAC]:
+def kfac(placement: Placement) -> Callable[[nn.Module, torch.optim.Optimizer], natgrad.KFAC]:
     def build(model: nn.Module, optimizer: torch.optim.Optimizer) -> natgrad.KFAC:
         return natgrad.KFAC(
             model,
             optimizer,
-            placement=placement,
+            distributed=natgrad.Distributed(placement),
             update_every=Turns(("update", "both"), USUAL["update"]),
             refresh_every=Turns(("both",), USUAL["refresh"]),
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import natgrad
 from natgrad.comm import Communicator
-from natgrad.data import Loader
+from natgrad.lab.data import Loader
 from natgrad.tables import seconds_text
 
 QUIET = 30.0  # seconds between two lines, if there is nothing new but steps
@@ -116,12 +116,14 @@ def load(folder: Path, comm: Communicator, *, resume: bool) -> tuple[dict[str, A
     found = sorted(folder.glob("step-*"))
     if bool(found) != resume:
         what = "no run to go on with: leave out" if resume else "a run already: go on with it by"
-        raise natgrad.CheckpointError(f"{folder} has {what} --resume, or pass another --out.")
+        raise natgrad.errors.CheckpointError(
+            f"{folder} has {what} --resume, or pass another --out."
+        )
     if not found:
         return None
     ranks = len(list(found[-1].glob("rank-*.pt")))
     if ranks not in (0, comm.size):
-        raise natgrad.CheckpointError(
+        raise natgrad.errors.CheckpointError(
             f"The run in {folder} has {ranks} processes but there are {comm.size}: start as many."
         )
     state = torch.load(found[-1] / "state.pt", "cpu", weights_only=True)
@@ -139,7 +141,7 @@ class Picture:
         try:
             from PIL import Image, ImageDraw
         except ImportError:
-            raise natgrad.SettingError(
+            raise natgrad.errors.SettingError(
                 f"{path} is drawn by Pillow, which is not installed: pip install 'natgrad[data]'."
             ) from None
         self.path, self.sheet, self.pen = path, Image.fromarray, ImageDraw.Draw

@@ -4,9 +4,9 @@ python examples/bert_phases.py
 python examples/bert_phases.py --large --windows 128 512 --steps 7038 1000 --batch 8192 2048
     --micro 8 --lr 6e-3 4e-3 --vocabulary 8192 --characters 0 --bfloat16 --no-compare
 
-K-FAC is made when its phase begins, and costs nothing until then (P24). LAMB is new as well: it
-keeps averages of gradients, and preconditioned ones are of another size. The second phase is also
-run by LAMB alone, from the same weights.
+K-FAC is made when its phase begins, and costs nothing until then (Pauloski 2022, sec. 6.3.3).
+LAMB is new as well: it keeps averages of gradients, and preconditioned ones are of another size.
+The second phase is also run by LAMB alone, from the same weights.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import natgrad
 from application import Progress, told
-from natgrad import data, schemes
-from natgrad.models import BERT_LARGE, BertSize, bert
+from natgrad.lab import data, schemes
+from natgrad.lab.models import BERT_LARGE, BertSize, bert
 from natgrad.tables import Column, Table
 
 
@@ -88,8 +88,11 @@ def train(model: nn.Module, phase: Phase, rows: data.Split, args: argparse.Names
     lr = schemes.LinearWarmup(fall, max(1, phase.steps // 8), start=0.05)
     # The loss is a mean over so many pieces of a window. LAMB gives every layer a length of its
     # own, so that there is nothing to clip.
-    scale = {"terms_per_sample": rows.train.guessed, "damping": args.damping, "kl_clip": None}
-    clocks = {"update_every": natgrad.Doubling(5), "refresh_every": natgrad.Doubling(50)}
+    scale = {"loss": natgrad.MeanLoss(rows.train.guessed), "damping": args.damping, "kl_clip": None}
+    clocks = {
+        "update_every": natgrad.schedules.Doubling(5),
+        "refresh_every": natgrad.schedules.Doubling(50),
+    }
     kfac = natgrad.KFAC(model, optimizer, **scale, **clocks) if phase.kfac else None
     cast = torch.autocast(device.type, torch.bfloat16) if args.bfloat16 else nullcontext()
     phase.before, progress = tested(model, tests), Progress(0, phase.steps)

@@ -1,4 +1,4 @@
-"""ResNet-32 on CIFAR-10 as in P19: K-FAC in half of SGD's epochs, alone or under torchrun.
+"""ResNet-32 on CIFAR-10 as in Pauloski 2022, alone or under torchrun: half of SGD's epochs.
 
 python examples/cifar_resnet.py
 torchrun --nproc-per-node=4 examples/cifar_resnet.py
@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import natgrad
 from application import Progress, accuracy, load, save, told
-from natgrad import schemes
 from natgrad.comm import Communicator
 from natgrad.comm.torchrun import joined
-from natgrad.data import cifar10, loader
-from natgrad.models import small_resnet
+from natgrad.lab import schemes
+from natgrad.lab.data import cifar10, loader
+from natgrad.lab.models import small_resnet
 
 
 def options(given: Sequence[str] | None) -> argparse.Namespace:

@@ -15,13 +15,14 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import natgrad
-from natgrad import Operator, Problem, measures
-from natgrad.models import convnet
-from natgrad.report import curvature as pictures
-from natgrad.report.quality import Quality, quality
-from natgrad.report.quality import table as quality_table
-from natgrad.report.sizes import sizes
-from natgrad.report.written import written
+from natgrad import Operator, measures
+from natgrad.lab.models import convnet
+from natgrad.lab.report import curvature_plots as pictures
+from natgrad.lab.report.dense_cache import written
+from natgrad.lab.report.quality import Quality, quality
+from natgrad.lab.report.quality import table as quality_table
+from natgrad.lab.report.sizes import sizes
+from natgrad.operators import Problem
 from natgrad.tables import Column, Table
 
 STRUCTURES = (
@@ -69,7 +70,7 @@ def summary(found: dict[str, Operator], title: str) -> Table:
         rows.append(
             (
                 name,
-                str(matrix.trace(natgrad.HutchPP(99))),
+                str(matrix.trace(natgrad.operators.HutchPP(99))),
                 ", ".join(f"{value:.4g}" for value in top.values.tolist()),
                 f"{float(top.residuals.max()):.0e}",
                 f"{float(above):.0f} ± {above.standard_error:.0f} of {matrix.size}",
@@ -84,7 +85,10 @@ def structures(problem: Problem) -> Iterator[tuple[str, ...]]:
     full, gradient = natgrad.ggn(problem), problem.gradient()
     for structure in STRUCTURES:
         kept = natgrad.ggn(problem, structure=structure)
-        error, angle = natgrad.compare(kept, full), natgrad.cosine(kept, full, gradient, 1e-2)
+        error, angle = (
+            natgrad.operators.compare(kept, full),
+            natgrad.operators.cosine(kept, full, gradient, 1e-2),
+        )
         yield repr(structure), f"{float(error):.3f}", f"{angle:.3f}"
 
 
@@ -104,7 +108,7 @@ def draw(found: dict[str, Operator], states: list[Quality], folder: Path) -> Non
         spectra.append(pictures.NamedSpectrum(name, matrix.spectrum(), top))
         each = {layer: part.eigenvalues(20).values for layer, part in matrix.layers().items()}
         layers.append(pictures.LayerSpectra(name, each))
-        blocks.append(pictures.BlockNorms(name, *natgrad.block_norms(matrix)))
+        blocks.append(pictures.BlockNorms(name, *natgrad.operators.block_norms(matrix)))
     pictures.spectra(spectra, folder / "spectra.png")
     pictures.layer_spectra(layers, folder / "layers.png")
     pictures.block_norms(blocks, folder / "blocks.png")

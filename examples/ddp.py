@@ -39,7 +39,8 @@ def main() -> None:
 
     model = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    kfac = natgrad.KFAC(model, optimizer, damping=0.1, placement=PLACEMENTS[args.placement])
+    distributed = natgrad.Distributed(PLACEMENTS[args.placement])
+    kfac = natgrad.KFAC(model, optimizer, damping=0.1, distributed=distributed)
 
     first = 0
     if args.checkpoint and args.checkpoint.exists():

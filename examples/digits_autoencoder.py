@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import natgrad
 from application import Picture, Progress, told
-from natgrad.data import Images, digits, loader
-from natgrad.models import autoencoder
+from natgrad.lab.data import Images, digits, loader
+from natgrad.lab.models import autoencoder
 
 SHOWN = 12  # digits in the picture
 

@@ -1,4 +1,4 @@
-"""K-FAC under FSDP2: sharded parameters, and curvature that is spread over the ranks, too.
+"""K-FAC under FSDP2: sharded parameters, and curvature that is sharded as well.
 
 torchrun --nproc-per-node=2 examples/fsdp.py
 """
@@ -56,7 +56,8 @@ def main() -> None:
             fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    kfac = natgrad.KFAC(model, optimizer, damping=0.1, placement=PLACEMENTS[args.placement])
+    distributed = natgrad.Distributed(PLACEMENTS[args.placement])
+    kfac = natgrad.KFAC(model, optimizer, damping=0.1, distributed=distributed)
 
     for step in range(args.steps):
         optimizer.zero_grad()

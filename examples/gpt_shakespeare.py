@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import natgrad
 from application import Progress, told
-from natgrad import schemes
-from natgrad.data import Loader, characters, loader, tinyshakespeare
-from natgrad.models import GPT
+from natgrad.lab import schemes
+from natgrad.lab.data import Loader, characters, loader, tinyshakespeare
+from natgrad.lab.models import GPT
 
 
 def options(given: Sequence[str] | None) -> argparse.Namespace:
@@ -84,7 +84,7 @@ def main(given: Sequence[str] | None = None) -> nn.Module:
     lr = schemes.LinearWarmup(fall, warm, start=0.5 / warm)
     kfac = None
     if not args.adamw:  # the loss is a mean over characters
-        kfac = natgrad.KFAC(model, optimizer, terms_per_sample=args.context)
+        kfac = natgrad.KFAC(model, optimizer, loss=natgrad.MeanLoss(args.context))
 
     progress = Progress(0, args.steps)
     stream = chain.from_iterable(repeat(batches))

@@ -1,10 +1,11 @@
-"""ResNet-50 on a folder of images by large batches: K-FAC with all of paper O's recipe (O23).
+"""ResNet-50 on a folder of images by large batches: K-FAC by the recipe of Osawa 2019.
 
 python examples/imagenet_folder.py FOLDER --row 4096
 torchrun --nproc-per-node=8 examples/imagenet_folder.py FOLDER --row 32768
 
 FOLDER has train/CLASS/*.jpg and val/CLASS/*.jpg. A row of the paper's Table 3 says all numbers; a
-process takes a few images at once and adds up gradients and curvature to the batch (O24).
+process takes a few images at once and accumulates gradients and curvature to the batch
+(Osawa 2019, sec. 5.1).
 """
 
 import argparse
@@ -21,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import natgrad
 from application import Progress, accuracy, load, save, told
-from natgrad import schemes
 from natgrad.comm import Communicator
 from natgrad.comm.torchrun import joined
-from natgrad.data import Normalise, Squeeze, image_folder, loader, mean_image
-from natgrad.models import he_normal_, resnet, small_resnet
+from natgrad.lab import schemes
+from natgrad.lab.data import Normalise, Squeeze, image_folder, loader, mean_image
+from natgrad.lab.models import he_normal_, resnet, small_resnet
 
 LARGE = (18, 34, 50, 101, 152)  # depths of networks for large images
 
@@ -38,10 +39,10 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="another one than the row's, for fewer images")
     parser.add_argument("--micro", type=int, default=32, help="images at once (default 32)")
     parser.add_argument("--epochs", type=int, help="default: the row's")
-    parser.add_argument("--stale", action="store_true", help="longer intervals with time (O29)")
+    parser.add_argument("--stale", action="store_true", help="longer intervals (Osawa, eq. 20)")
     parser.add_argument("--depth", type=int, default=50, help="or 18, …; 8, 20, … are small ones")
     parser.add_argument("--image", type=int, default=224, help="side in pixels (default 224)")
-    parser.add_argument("--mean-image", action="store_true", help="subtract it, once found (O11)")
+    parser.add_argument("--mean-image", action="store_true", help="subtract it from all images")
     parser.add_argument("--workers", type=int, default=4, help="processes that read (default 4)")
     parser.add_argument("--out", type=Path, default=Path("imagenet"), help="for checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the last one")
@@ -52,7 +53,7 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
 def passes(batch: int, micro: int, ranks: int) -> int:
     """How many a step has on each rank."""
     if batch % (micro * ranks):
-        raise natgrad.SettingError(
+        raise natgrad.errors.SettingError(
             f"The batch is {batch} but {ranks} processes of {micro} images at once must divide it: "
             "pass another --micro or --batch."
         )
@@ -112,7 +113,7 @@ def train(args: argparse.Namespace, comm: Communicator, device: torch.device) ->
         mean = torch.zeros((), device=device)
         for number, mixup in enumerate(mixups):
             x, y = mixup(*next(stream))
-            last = number == micros - 1  # only then gradients and curvature travel
+            last = number == micros - 1  # only then are gradients and curvature communicated
             with nullcontext() if last or model is net else model.no_sync():
                 loss = schemes.soft_cross_entropy(model(erasing(x)), y) / micros
                 loss.backward()

@@ -1,4 +1,4 @@
-"""Mask R-CNN: a class, a box and a mask for every object, with K-FAC on its heads alone (P23).
+"""Mask R-CNN: a class, a box and a mask for every object, K-FAC on its heads (Pauloski 2022).
 
 python examples/mask_rcnn.py                       # circles, squares and triangles
 python examples/mask_rcnn.py --sgd
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import natgrad
 from application import Progress, told
-from natgrad import data, schemes
-from natgrad.models import MASK_RCNN_HEADS, mask_rcnn, small_mask_rcnn
+from natgrad.lab import data, schemes
+from natgrad.lab.models import MASK_RCNN_HEADS, mask_rcnn, small_mask_rcnn
 
 SHOWN, SURE = 4, 0.5  # images in the picture, and the least score of what is drawn there
 COLOURS = ((230, 60, 60), (60, 110, 250), (30, 180, 70), (240, 170, 0), (160, 70, 220))
@@ -111,7 +111,7 @@ def main(given: Sequence[str] | None = None) -> nn.Module:
         kfac = None
         if not args.sgd:
             # A region is to the heads what an image is to the backbone, so each of them counts.
-            heads = {"include": MASK_RCNN_HEADS, "regions": MASK_RCNN_HEADS}
+            heads = {"include": MASK_RCNN_HEADS, "loss": natgrad.MeanLoss(regions=MASK_RCNN_HEADS)}
             kfac = natgrad.KFAC(model, optimizer, damping=args.damping, **heads)
         falling = schemes.PolynomialDecay(args.lr, 0, args.steps, power=1, steps_per_epoch=1)
         lr = schemes.LinearWarmup(falling, min(20, args.steps), 0.1)

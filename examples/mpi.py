@@ -19,9 +19,8 @@ def main() -> None:
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    kfac = natgrad.KFAC(
-        model, optimizer, damping=0.1, placement=PLACEMENTS[args.placement], group=world
-    )
+    distributed = natgrad.Distributed(PLACEMENTS[args.placement], group=world)
+    kfac = natgrad.KFAC(model, optimizer, damping=0.1, distributed=distributed)
     for step in range(args.steps):
         optimizer.zero_grad()
         images, labels = digits.batch(step, world.rank, world.size)

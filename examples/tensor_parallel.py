@@ -55,13 +55,14 @@ def main() -> None:
 
     model = Network()
     for block in model.blocks:
-        # Rows of one layer and columns of the next: nothing travels between the two.
+        # Rows of one layer and columns of the next: no communication between the two.
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(block, mesh["tensor"], plan)
         fully_shard(block, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    kfac = natgrad.KFAC(model, optimizer, damping=0.1, placement=PLACEMENTS[args.placement])
+    distributed = natgrad.Distributed(PLACEMENTS[args.placement])
+    kfac = natgrad.KFAC(model, optimizer, damping=0.1, distributed=distributed)
 
     replica, replicas = mesh.get_local_rank("data"), mesh.size(0)
     for step in range(args.steps):

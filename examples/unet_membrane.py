@@ -1,4 +1,4 @@
-"""A U-Net that finds the membranes of cells in electron-microscopy images (K10): K-FAC or Adam.
+"""A U-Net that finds the membranes of cells in electron-microscopy images: K-FAC or Adam (KAISA).
 
 python examples/unet_membrane.py
 python examples/unet_membrane.py --adam
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import natgrad
 from application import Picture, Progress, told
-from natgrad import schemes
-from natgrad.data import Loader, loader, membrane
-from natgrad.models import UNet
+from natgrad.lab import schemes
+from natgrad.lab.data import Loader, loader, membrane
+from natgrad.lab.models import UNet
 
 SHOWN = 3  # images in the picture
 
@@ -75,7 +75,7 @@ def main(given: Sequence[str] | None = None) -> nn.Module:
         start = args.lr or 0.1
         optimizer = torch.optim.SGD(model.parameters(), lr=start, momentum=0.9)
         # The loss is a mean over pixels.
-        kfac = natgrad.KFAC(model, optimizer, terms_per_sample=args.image**2)
+        kfac = natgrad.KFAC(model, optimizer, loss=natgrad.MeanLoss(args.image**2))
     lr = schemes.PolynomialDecay(start, 0, args.steps, power=1, steps_per_epoch=1)
 
     progress = Progress(0, args.steps)

@@ -1,14 +1,61 @@
-"""What every test shares: one thread a process, and the same random numbers in every run."""
+"""What every test shares: one thread a process, the same random numbers in every run, a sample."""
 
+import gc
 import os
 
 import pytest
-import torch
 
 # transformers read this when they are imported: no test asks the network for anything.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# pytest-xdist starts one process a core; more threads than that only wait for each other.
+# pytest-xdist starts one process a core; more threads than that only wait for each other. The
+# commands that tests start read it from the environment.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+
+from parameter_samples import sampled
+
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--sample",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of every test function, only each N-th of its parameters: always the same ones, "
+        "and at least one (for a quick look; 1, the default, runs all)",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    every = config.getoption("--sample")
+    if every < 1:
+        raise pytest.UsageError(f"--sample is {every} but must be at least 1.")
+    if every > 1:
+        kept = set(sampled([function_of(item) for item in items], every))
+        config.hook.pytest_deselected(
+            items=[item for index, item in enumerate(items) if index not in kept]
+        )
+        items[:] = [item for index, item in enumerate(items) if index in kept]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Tests that are collected are no garbage, nor is torch: collections of garbage, some of which
+    runs ask for, need not look at them, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def function_of(item: pytest.Item) -> str:
+    """What all parameters of a test have in common."""
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import natgrad
-from applied import EXAMPLES, NAMES, command, here
+from application_helpers import EXAMPLES, NAMES, command, here
 from natgrad.comm import Alone
 
 
@@ -108,14 +108,14 @@ def test_lines_between_tests(helper, capsys, monkeypatch):
 def test_a_folder_that_has_a_run_or_has_none(helper, tmp_path):
     save, load = helper["save"], helper["load"]
     assert load(tmp_path, Alone(), resume=False) is None
-    with pytest.raises(natgrad.CheckpointError) as error:
+    with pytest.raises(natgrad.errors.CheckpointError) as error:
         load(tmp_path, Alone(), resume=True)
     assert str(error.value) == (
         f"{tmp_path} has no run to go on with: leave out --resume, or pass another --out."
     )
     save(tmp_path, Alone(), 3, {"x": 1}, own=[2])
     assert load(tmp_path, Alone(), resume=True) == ({"step": 3, "x": 1}, [2])
-    with pytest.raises(natgrad.CheckpointError) as error:
+    with pytest.raises(natgrad.errors.CheckpointError) as error:
         load(tmp_path, Alone(), resume=False)
     assert str(error.value) == (
         f"{tmp_path} has a run already: go on with it by --resume, or pass another --out."
@@ -126,7 +126,7 @@ def test_another_number_of_processes(helper, tmp_path):
     helper["save"](tmp_path, Alone(), 3, {}, own=[2])
     (folder,) = tmp_path.iterdir()
     (folder / "rank-1.pt").write_bytes((folder / "rank-0.pt").read_bytes())
-    with pytest.raises(natgrad.CheckpointError) as error:
+    with pytest.raises(natgrad.errors.CheckpointError) as error:
         helper["load"](tmp_path, Alone(), resume=True)
     assert str(error.value) == (
         f"The run in {tmp_path} has 2 processes but there are 1: start as many."

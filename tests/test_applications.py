@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from applied import (
+from application_helpers import (
     EXAMPLES,
     command,
     here,
@@ -25,7 +25,9 @@ from applied import (
     write_cifar,
     write_pictures,
 )
-from natgrad import data, schemes
+from natgrad.lab import data, schemes
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +150,6 @@ torch.save(net.state_dict(), os.path.join(out, os.environ["RANK"] + ".pt"))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_cifar_resnet_on_two_ranks(cifar, tmp_path):
     """They end with the same weights, and have learnt."""
@@ -192,7 +193,7 @@ def test_imagenet_folder(run, pictures, tmp_path):
 
     row = schemes.large_batch(4096)
     layers = schemes.normalized_layers(whole, torch.zeros(1, 3, 32, 32)).values()
-    for layer in layers:  # rescaled (O21)
+    for layer in layers:  # rescaled (Osawa 2019, eq. 18)
         norm = float(layer.weight.detach().norm())
         assert norm == pytest.approx(math.sqrt(2 * layer.out_channels), rel=1e-5)
     state = saved(tmp_path / "whole")
@@ -209,7 +210,7 @@ def test_imagenet_folder(run, pictures, tmp_path):
 
 
 def test_imagenet_folder_with_stale_curvature(run, pictures, tmp_path):
-    """By the rule of O29 the first 500 steps are those without it."""
+    """By the rule of Osawa 2019, eq. 20, the first 500 steps are those without it."""
     short = ("imagenet_folder", pictures, *FEW, "--steps", 2)
     one, _ = run(*short, "--out", tmp_path / "one")
     other, _ = run(*short, "--stale", "--out", tmp_path / "other")

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import damping, distributed, networks, ranks, timing
 from benchmarks.naive import NaiveKFAC
+from natgrad.kfac.clocks import Clock
+from natgrad.lab.compare import ComparisonSetup, compare
+from natgrad.lab.compare.results import Status
 from natgrad.placement import Agreement, Sent
-from natgrad.runtime.schedule import Clock
 from natgrad.tables import bytes_text
-from natgrad.train.comparison import Question, compare
-from natgrad.train.comparison.results import Status
 
 
 def size(model: nn.Module) -> int:
@@ -263,8 +263,9 @@ def test_more_ranks_than_cores_are_said_to_be(monkeypatch):
     assert "More than 2 ranks are oversubscribed" in distributed.note([1, 2, 4], 32)
 
 
+@pytest.mark.slow
 def test_dampings_are_tried_on_the_same_task(tmp_path):
-    asked = Question(
+    asked = ComparisonSetup(
         replace(damping.settings("digits-cnn"), epochs=0.0, steps=3, width=4),
         damping.contenders(),
         trials=1,

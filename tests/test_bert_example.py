@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import natgrad
-from natgrad import data
+from natgrad.lab import data
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Every word is always followed by the same one, so that there is something to learn in few steps.
@@ -66,5 +66,7 @@ def test_micro_batches_and_bfloat16(example):
 
 def test_without_transformers(monkeypatch, example):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(natgrad.SettingError, match="BERT needs transformers, which is not install"):
+    with pytest.raises(
+        natgrad.errors.SettingError, match="BERT needs transformers, which is not install"
+    ):
         example.main(SIZES)

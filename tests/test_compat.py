@@ -13,7 +13,10 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import natgrad
-from loops import (
+from kfac_keywords import LOSSES
+from natgrad import KFAC
+from natgrad.errors import CaptureError, CoverageError
+from training_loops import (
     CHOICES,
     MLP,
     NETS,
@@ -31,7 +34,6 @@ from loops import (
     train,
     weights,
 )
-from natgrad import KFAC, CaptureError, CoverageError
 
 
 @pytest.fixture
@@ -115,9 +117,9 @@ class TestAccumulation:
         assert live[1] == live[2] == live[3]
 
     def test_hook_calls(self, monkeypatch):
-        from natgrad.runtime.capture import Capture
+        from natgrad.capture.hooks import Capture
 
-        seen = count_calls(monkeypatch, Capture, "seen")
+        seen = count_calls(monkeypatch, Capture, "watch_gradient")
         model, optimizer, kfac = start(NETS["twice"], update_every=3)
         counts = []
         for x, y in NETS["twice"].batches(4):
@@ -435,7 +437,7 @@ class TestCompiled:
                 assert backend.runs or kind == "eager"
             backend.runs = 0
             optimizer = SGD(model.parameters(), lr=0.1)
-            kfac = KFAC(called, optimizer, **often(update_every=3, reduction=reduction))
+            kfac = KFAC(called, optimizer, **often(update_every=3, loss=LOSSES[reduction]()))
             names = {block.name for block in kfac.blocks}
             runs = []
             for step in range(5):
@@ -574,11 +576,39 @@ def kl_total(model, raw, rates):
     )
 
 
+class Doubled(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+def test_layers_of_two_precisions_are_clipped_together():
+    """By the sum of what each of them moves: the same number for all, as in one precision."""
+    found = []
+    for cast in (Doubled(), nn.Identity()):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), cast, nn.Linear(3, 2))
+        net[3].to(torch.float64 if isinstance(cast, Doubled) else torch.float32)
+        optimizer = SGD(net.parameters(), lr=0.1)
+        kfac = KFAC(net, optimizer, **often(kl_clip=1e-6))
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.linspace(-1, 1, 32).view(8, 4)).square().mean().backward()
+            kfac.step()
+        found.append([p.grad.float() for p in net.parameters()])
+    assert_close(found[0], found[1], 1e-3)
+
+
+def test_a_setting_that_is_changed_later_acts_at_the_next_step():
+    *_, kfac = start(damping=0.1)
+    kfac.settings.damping = 0.7
+    assert kfac.settings.at(kfac.steps).damping == 0.7
+
+
 class TestKLClip:
     @pytest.mark.parametrize("inverse", [natgrad.Eigen(), natgrad.Cholesky()], ids=str)
     @pytest.mark.parametrize("clip", [1e-6, 1e-3, 1e6])
     def test_groups_with_learning_rates_of_their_own(self, clip, inverse):
-        """Weight and bias of a layer in different groups, and a parameter in none of them (P17)."""
+        """Weight and bias in different groups, a parameter in none (Pauloski 2022, eq. 16)."""
         found = []
         rates = [0.1, 0.1, 0.5, 0.01, 0.1, 0.0]
         for kl_clip in (None, clip):
@@ -624,14 +654,15 @@ class TestKLClip:
         kfac.preconditioning.rates.optimizer = half
         train(model, half, kfac, MLP.batches(1))
         half.add_param_group({"params": list(model.parameters())[4:], "lr": 0.2})
-        assert kfac.preconditioning.rates(model[4].weight) == 0.2
+        kfac.preconditioning.rates.read()
+        assert kfac.preconditioning.rates.of(model[4].weight) == 0.2
 
     def test_a_tensor_as_learning_rate(self):
         model = MLP.model()
         optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
         kfac = KFAC(model, optimizer, **often())
         train(model, optimizer, kfac, MLP.batches(2))
-        assert kfac.preconditioning.rates(model[0].weight) == pytest.approx(0.1)
+        assert kfac.preconditioning.rates.of(model[0].weight) == pytest.approx(0.1)
 
 
 OPTIMIZERS = {
@@ -727,7 +758,7 @@ class TestOptimizers:
 
 class TestSchedules:
     def test_damping_decay_and_clip_are_functions_of_the_step(self):
-        asked = {"damping": [], "decay": [], "kl_clip": [], "norm_damping": []}
+        asked = {"damping": [], "factor_decay": [], "kl_clip": [], "norm_damping": []}
 
         def note(name, value):
             def schedule(step):
@@ -739,7 +770,7 @@ class TestSchedules:
         model, optimizer, kfac = start(
             NETS["cnn"],
             damping=note("damping", lambda t: 1e-2 / (1 + t)),
-            decay=note("decay", lambda t: 0.5 + 0.1 * t),
+            factor_decay=note("factor_decay", lambda t: 0.5 + 0.1 * t),
             kl_clip=note("kl_clip", lambda t: 1e-3 * (1 + t)),
             norm_damping=note("norm_damping", lambda t: 1 + t),
         )
@@ -754,7 +785,7 @@ class TestSchedules:
     def test_decay_weighs_the_batches(self):
         """Bias-corrected: after two updates the weights are ``decay (1-first)`` and so on."""
         seen = []
-        model, optimizer, kfac = start(decay=lambda t: [0.9, 0.6, 0.3][t], lr=0.0)
+        model, optimizer, kfac = start(factor_decay=lambda t: [0.9, 0.6, 0.3][t], lr=0.0)
         weight, mean = 0.0, 0.0
         for step, (x, y) in enumerate(MLP.batches(3)):
             train(model, optimizer, kfac, [(x, y)])
@@ -850,34 +881,34 @@ class TestDrift:
         return count_calls(monkeypatch, natgrad.Eigen, "decompose")
 
     def test_a_large_tolerance_refreshes_once(self, decompositions):
-        model, optimizer, kfac = start(refresh_every=natgrad.Drift(1e6))
+        model, optimizer, kfac = start(refresh_every=natgrad.schedules.Drift(1e6))
         train(model, optimizer, kfac, MLP.batches(5))
         assert decompositions["calls"] == 6
 
     def test_a_tiny_one_refreshes_at_every_update(self, decompositions):
-        model, optimizer, kfac = start(refresh_every=natgrad.Drift(1e-12), update_every=2)
+        model, optimizer, kfac = start(refresh_every=natgrad.schedules.Drift(1e-12), update_every=2)
         train(model, optimizer, kfac, MLP.batches(5))
         assert decompositions["calls"] == 18  # at the steps 0, 2 and 4
 
     def test_the_longest_interval(self, decompositions):
-        model, optimizer, kfac = start(refresh_every=natgrad.Drift(1e6, at_most=2))
+        model, optimizer, kfac = start(refresh_every=natgrad.schedules.Drift(1e6, at_most=2))
         train(model, optimizer, kfac, MLP.batches(5))
         assert decompositions["calls"] == 18
 
     def test_only_what_has_moved(self, decompositions):
         """Inputs of the first layer stay what they are, and everything else moves."""
-        model, optimizer, kfac = start(refresh_every=natgrad.Drift(1e-4))
+        model, optimizer, kfac = start(refresh_every=natgrad.schedules.Drift(1e-4))
         train(model, optimizer, kfac, 3 * [MLP.batch()])
         assert decompositions["calls"] == 6 + 2 * 5
 
     def test_one_kind_of_factor(self, decompositions):
-        model, optimizer, kfac = start(refresh_every={"A": natgrad.Drift(1e6), "G": 1})
+        model, optimizer, kfac = start(refresh_every={"A": natgrad.schedules.Drift(1e6), "G": 1})
         train(model, optimizer, kfac, MLP.batches(4))
         assert decompositions["calls"] == 3 + 4 * 3
 
     @pytest.mark.parametrize(("structure", "inverse"), CHOICES, ids=str)
     def test_every_structure(self, structure, inverse):
-        drift = natgrad.Drift(0.05)
+        drift = natgrad.schedules.Drift(0.05)
         model, optimizer, kfac = start(
             NETS["cnn"], refresh_every=drift, structure=structure, inverse=inverse
         )
@@ -892,8 +923,8 @@ class TestLevenbergMarquardt:
         torch.manual_seed(0)
         model = nn.Linear(3, 2).double()
         optimizer = SGD(model.parameters(), lr=1.0)
-        rule = natgrad.LevenbergMarquardt(start=damping, every=2, decay=0.9)
-        fisher = natgrad.ExactFisher(natgrad.Gaussian())
+        rule = natgrad.schedules.LevenbergMarquardt(start=damping, every=2, decay=0.9)
+        fisher = natgrad.ExactFisher(natgrad.curvature.Gaussian())
         kfac = KFAC(
             model, optimizer, **often(kl_clip=None, damping=rule, curvature=fisher, **settings)
         )
@@ -933,7 +964,7 @@ class TestLevenbergMarquardt:
         assert kfac.adapt(before, float("nan")) == pytest.approx(0.1 / 0.81**2)
 
     def test_stays_in_its_range(self):
-        rule = natgrad.LevenbergMarquardt(start=1e-2, low=9e-3, high=2e-2)
+        rule = natgrad.schedules.LevenbergMarquardt(start=1e-2, low=9e-3, high=2e-2)
         assert rule.next(1e-2, 1.0) == 9e-3
         assert rule.next(1.9e-2, 0.0) == 2e-2
         assert rule.next(1.5e-2, 0.5) == 1.5e-2
@@ -957,8 +988,8 @@ class TestLevenbergMarquardt:
         """``<grad, d> + d (F + damping) d / 2`` with a dense ``F``, for whatever step was taken."""
         model = NETS[net].model().double()
         optimizer = SGD(model.parameters(), lr=0.1)
-        rule = natgrad.LevenbergMarquardt(start=0.05, every=1)
-        settings = {"structure": structure, "norm_damping": 2.0, "reduction": reduction}
+        rule = natgrad.schedules.LevenbergMarquardt(start=0.05, every=1)
+        settings = {"structure": structure, "norm_damping": 2.0, "loss": LOSSES[reduction]()}
         kfac = KFAC(model, optimizer, **often(damping=rule, **settings))
         x, y = NETS[net].batch(12)
         for _ in range(2):  # EKFAC begins with a stand-in for S
@@ -991,7 +1022,7 @@ class TestLevenbergMarquardt:
         found = []
         for terms in (1, 2):
             model, optimizer, kfac, x, y = self.quadratic(
-                terms_per_sample=terms, damping=0.1 / terms
+                loss=natgrad.MeanLoss(terms), damping=0.1 / terms
             )
             out = model(x)
             kfac.observe(out)

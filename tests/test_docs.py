@@ -2,9 +2,10 @@
 
 import ast
 import inspect
-import pkgutil
+import operator
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -73,14 +74,29 @@ def anchors(text: str) -> set[str]:
 
 
 def unknown_names(text: str) -> list[str]:
-    """`natgrad.x.y` in prose or code for which there is no such attribute."""
-    return [match["path"] for match in NAME.finditer(text) if not _exists(match["path"])]
+    """`natgrad.x.y` in prose or code for which there is no such attribute, nor such a module where
+    it is imported by its full name."""
+    found = []
+    for match in NAME.finditer(text):
+        imported = text[: match.start()].endswith(("from ", "import "))
+        if not (_imports(match["path"]) if imported else _exists(match["path"])):
+            found.append(match["path"])
+    return found
+
+
+def _imports(path: str) -> bool:
+    try:
+        import_module(f"natgrad.{path}")
+    except ImportError:
+        return False
+    return True
 
 
 def _exists(path: str) -> bool:
+    """Whether a user who has written `import natgrad` and nothing else finds it there."""
     try:
-        pkgutil.resolve_name(f"natgrad.{path}")  # imports what `import natgrad` leaves alone
-    except (ImportError, AttributeError):
+        operator.attrgetter(path)(natgrad)
+    except AttributeError:
         return False
     return True
 

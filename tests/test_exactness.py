@@ -2,7 +2,7 @@
 
 Kronecker factors are the whole block for one sample without shared positions; and for deep linear
 nets with a square loss, expand where the loss is a sum over positions, reduce where positions are
-added up before the loss (O3; Eschenhagen et al. 2023).
+added up before the loss (Osawa 2019, eq. 5; Eschenhagen et al. 2023).
 """
 
 import pytest
@@ -11,18 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from cases import Twice
-from natgrad import (
-    KFAC,
-    Bernoulli,
-    Categorical,
-    Diagonal,
-    ExactFisher,
-    Full,
-    Gaussian,
-    Kronecker,
-    MonteCarloFisher,
-    UnitWise,
-)
+from natgrad import KFAC, Diagonal, ExactFisher, Full, Kronecker, MonteCarloFisher, UnitWise
+from natgrad.curvature import Bernoulli, Categorical, Gaussian
 from oracles import close
 
 

@@ -13,15 +13,17 @@ import torch
 from torch import nn
 
 import natgrad
-from natgrad import cli, data
+from natgrad import cli
 from natgrad.comm import MPI
-from natgrad.data import pictures
 from natgrad.integrations import deepspeed
-from natgrad.models import vision, weights
-from natgrad.report import canvas
-from natgrad.train import networks, preset, rivals
-from natgrad.train.comparison import CONTENDERS
-from natgrad.train.networks import About
+from natgrad.lab import data
+from natgrad.lab.compare import CONTENDERS
+from natgrad.lab.data import image_files
+from natgrad.lab.models import vision, weights
+from natgrad.lab.models.by_name import TaskShapes
+from natgrad.lab.report import canvas
+from natgrad.lab.schemes import third_party
+from natgrad.lab.train import networks, preset
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
@@ -52,7 +54,7 @@ def small():
 
 
 def compared():
-    raise natgrad.SettingError(CONTENDERS["soap"].missing())
+    raise natgrad.errors.SettingError(CONTENDERS["soap"].missing())
 
 
 CASES = {
@@ -61,20 +63,20 @@ CASES = {
     "a picture": Case("matplotlib", "matplotlib", "report", canvas.available),
     "a plan": Case("matplotlib", "matplotlib", "report", drawn_plan),
     "a spectrum": Case("matplotlib", "matplotlib", "report", lambda: small().spectrum(2, 2).draw()),
-    "images": Case("PIL", "pillow", "data", lambda: pictures.opened(Path("a.png"))),
+    "images": Case("PIL", "pillow", "data", lambda: image_files.opened(Path("a.png"))),
     "digits": Case("sklearn", "scikit-learn", "demo", data.digits),
     "bert": Case(
         "transformers",
         "transformers",
         "train",
-        lambda: networks.build(preset("bert-phase2"), About(vocabulary=10)),
+        lambda: networks.build(preset("bert-phase2"), TaskShapes(vocabulary=10)),
     ),
     "mask-rcnn": Case("torchvision", "torchvision", "vision", vision.torchvision),
     "soap": Case(
         "pytorch_optimizer",
         "pytorch_optimizer",
         "optimizers",
-        lambda: rivals.soap(preset("digits-cnn"), []),
+        lambda: third_party.soap([], 0.1, 0.9),
     ),
     "soap, compared": Case("pytorch_optimizer", "pytorch_optimizer", "optimizers", compared),
     "mpi": Case("mpi4py", "mpi4py", "mpi", MPI),

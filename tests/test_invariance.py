@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cases import MODELS, REUSED, Case, losses
-from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Eigen, Full, Kronecker, UnitWise
+from kfac_keywords import grouped
+from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Eigen, Full, Kronecker, MeanLoss, UnitWise
 from oracles import close
 
 CHOICES = [
@@ -49,7 +50,7 @@ def gradients(
     """
     model = case.model()
     settings = {"damping": 0.03, "update_every": 1, "refresh_every": 100, **settings}
-    kfac = KFAC(model, kl_clip=None, reduction=reduction, **settings)
+    kfac = KFAC(model, kl_clip=None, **grouped(reduction, **settings))
     (x,) = case.data(SAMPLES)
     x = torch.cat([x] * copies)
     for _ in range(steps):
@@ -129,7 +130,7 @@ def test_terms_are_as_good_as_samples(inverse):
             torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 6)
         ).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        kfac = KFAC(model, optimizer, inverse=inverse, kl_clip=1e-4, terms_per_sample=terms)
+        kfac = KFAC(model, optimizer, inverse=inverse, kl_clip=1e-4, loss=MeanLoss(terms))
         output = model(inputs).flatten(0, -2)
         torch.nn.functional.cross_entropy(output, labels.flatten()).backward()
         kfac.step()
@@ -156,4 +157,4 @@ def test_number_of_samples_may_be_told(structure):
 def test_a_running_average_of_equal_batches_is_one_of_them(sizes):
     case = MODELS[1]
     expected = gradients(case, steps=1)
-    assert_same(gradients(case, sizes, steps=4, decay=0.7, refresh_every=1), expected)
+    assert_same(gradients(case, sizes, steps=4, factor_decay=0.7, refresh_every=1), expected)

@@ -1,4 +1,4 @@
-"""K-FAC switched on or off by phase (P24): a phase knows nothing of the one before but weights."""
+"""K-FAC switched on or off by phase: it gets only weights (Pauloski 2022, sec. 6.3.3)."""
 
 import copy
 
@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.optim import SGD, AdamW
 
-from loops import NETS, assert_equal, factors, hooks, often
 from natgrad import KFAC
-from natgrad.schemes import LAMB, parameter_groups
+from natgrad.lab.schemes import LAMB, parameter_groups
+from training_loops import NETS, assert_equal, factors, hooks, often
 
 OPTIMIZERS = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9),

@@ -11,8 +11,10 @@ from torch.optim import SGD
 from torch.testing import assert_close
 
 import natgrad
-from loops import CHOICES, MLP, NETS, Net, assert_equal, often, train, weights
-from natgrad import KFAC, CheckpointError, schemes
+from natgrad import KFAC
+from natgrad.errors import CheckpointError
+from natgrad.lab import schemes
+from training_loops import CHOICES, MLP, NETS, Net, assert_equal, often, train, weights
 
 LATE = [pytest.param(n, id=f"after-{n}") for n in (2, 5)]
 
@@ -36,7 +38,7 @@ def steps(net, model, optimizer, kfac, seeds):
     for seed in seeds:
         x, y = net.batch(seed=seed)
         (before,) = train(model, optimizer, kfac, [(x, y)])
-        if isinstance(kfac.settings.damping, natgrad.LevenbergMarquardt):
+        if isinstance(kfac.settings.damping, natgrad.schedules.LevenbergMarquardt):
             with torch.no_grad():
                 after = torch.nn.functional.cross_entropy(model(x), y)
             kfac.adapt(before, after)
@@ -70,6 +72,12 @@ def resumes(net: Net, interrupted_after: int, total: int = 9, **settings) -> KFA
     return kfac
 
 
+def shared_inputs(kfac):
+    """By block: the one whose input factors it shares."""
+    others = {block.name: block.shares_input_with for block in kfac.blocks}
+    return {name: None if other is None else other.name for name, other in others.items()}
+
+
 class TestResumedRun:
     @pytest.mark.parametrize("late", LATE)
     @pytest.mark.parametrize(("structure", "inverse"), CHOICES, ids=str)
@@ -98,17 +106,17 @@ class TestResumedRun:
     @pytest.mark.parametrize(
         "settings",
         [
-            {"refresh_every": natgrad.Drift(0.05)},
-            {"refresh_every": natgrad.Drift(10.0, at_most=3)},
-            {"refresh_every": {"A": natgrad.Drift(0.05), "G": 2}},
+            {"refresh_every": natgrad.schedules.Drift(0.05)},
+            {"refresh_every": natgrad.schedules.Drift(10.0, at_most=3)},
+            {"refresh_every": {"A": natgrad.schedules.Drift(0.05), "G": 2}},
             {"curvature": natgrad.MonteCarloFisher(samples=2, seed=3)},
             {"curvature": natgrad.ExactFisher()},
             {"update_every": lambda t: 1 if t < 3 else 3, "refresh_every": lambda t: 2},
             {"update_every": {"A": 2, "G": 3}, "refresh_every": {"A": 5, "G": 4}},
             {"update_every": {"A": lambda t: 2, "G": 3}, "refresh_every": lambda t: 1 + t // 2},
-            {"damping": natgrad.LevenbergMarquardt(start=1e-2, every=2)},
-            {"damping": lambda t: 1e-2 / (1 + t), "decay": lambda t: t / (1 + t)},
-            {"reduction": "mean", "terms_per_sample": 2, "norm_damping": 3.0},
+            {"damping": natgrad.schedules.LevenbergMarquardt(start=1e-2, every=2)},
+            {"damping": lambda t: 1e-2 / (1 + t), "factor_decay": lambda t: t / (1 + t)},
+            {"loss": natgrad.MeanLoss(terms_per_sample=2), "norm_damping": 3.0},
         ],
         ids=lambda settings: "-".join(settings),
     )
@@ -117,11 +125,11 @@ class TestResumedRun:
 
     def test_layers_on_one_input_still_know_each_other(self):
         kfac = resumes(NETS["attention"], 3, update_every=2, refresh_every=3)
-        twins = {block.name: block.twin and block.twin.name for block in kfac.blocks}
+        twins = shared_inputs(kfac)
         assert len({twins[f"attention.{role}"] for role in ("query", "key", "value")} - {None}) == 1
         again = make(NETS["attention"])[2]
         again.load_state_dict(kfac.state_dict())
-        assert twins == {block.name: block.twin and block.twin.name for block in again.blocks}
+        assert twins == shared_inputs(again)
 
     def test_after_a_dropped_batch_and_a_failed_decomposition(self, monkeypatch):
         model, optimizer, kfac = make(MLP)
@@ -241,9 +249,9 @@ DAMAGED = [
     ),
     (without("blocks", "2", "saved"), "The state of block '2' has no saved"),
     (without("blocks", "2", "saved", "parts"), "block '2', under saved, has no parts"),
-    (with_value("9", "blocks", "2", "twin"), "block '2' names '9' as its twin"),
-    (with_value("2", "blocks", "2", "twin"), "block '2' names '2' as its twin"),
-    (without("blocks", "2", "twin"), "The state of block '2' has no twin"),
+    (with_value("9", "blocks", "2", "shares_input_with"), "block '2' shares its input with '9'"),
+    (with_value("2", "blocks", "2", "shares_input_with"), "block '2' shares its input with '2'"),
+    (without("blocks", "2", "shares_input_with"), "state of block '2' has no shares_input_with"),
     (with_value(-1, "blocks", "2", "dropped"), "block '2' has -1 for dropped"),
     (with_value(1.5, "blocks", "2", "failures"), "block '2' has 1.5 for failures"),
 ]
@@ -303,7 +311,7 @@ class TestRefused:
 
     def test_another_damping_rule(self):
         state = make(MLP)[2].state_dict()
-        kfac = make(MLP, damping=natgrad.LevenbergMarquardt())[2]
+        kfac = make(MLP, damping=natgrad.schedules.LevenbergMarquardt())[2]
         refused(kfac, state, "no adapted damping, so it was not saved with LevenbergMarquardt, but")
 
     @pytest.mark.parametrize(("structure", "inverse"), CHOICES, ids=str)

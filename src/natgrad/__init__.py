@@ -1,140 +1,93 @@
-"""Second-order training for PyTorch: a K-FAC preconditioner in two lines, and its matrices."""
+"""Second-order training for PyTorch: a K-FAC preconditioner in two lines, and its matrices.
 
-from natgrad.comm import CommunicationError
-from natgrad.curvature.fisher import EmpiricalFisher, ExactFisher, MonteCarloFisher
-from natgrad.curvature.likelihoods import Bernoulli, Categorical, Gaussian
-from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, OwnLoss, SquareLoss
-from natgrad.errors import (
-    CaptureError,
-    CheckpointError,
-    ConvergenceError,
-    CoverageError,
-    DataError,
-    NatgradError,
-    SettingError,
-)
-from natgrad.inverses import Cholesky, Eigen
-from natgrad.layers import Elementwise, Layer, NotCovered, SharedInput, register
-from natgrad.operators import (
-    LOBPCG,
-    Hutchinson,
-    HutchPP,
-    Lanczos,
-    Operator,
-    Problem,
-    XTrace,
-    apply_,
-    block_norms,
-    compare,
-    cosine,
-    cross_block,
-    fisher,
-    gauss_newton,
-    ggn,
-    gram_gauss_newton,
-    hessian,
-    natural_gradient,
-    powered_gradient,
-)
-from natgrad.placement import (
-    Auto,
-    Cluster,
-    CommOpt,
-    Hybrid,
-    Local,
-    MemOpt,
-    Plan,
-    ReduceScatter,
-    simulate,
-)
+What has no name here is in a submodule, which loads on first use: ``natgrad.schedules.Drift``.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from natgrad.curvature import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
+from natgrad.errors import NatgradError
+from natgrad.inverses import Cholesky, Eigen, Inverse
+from natgrad.kfac.ranks.distributed import Distributed
+from natgrad.layers import Elementwise, Layer, SharedInput, register
+from natgrad.lazy import lazily
+from natgrad.loss_scale import MeanLoss, SumLoss
+from natgrad.placement import Auto, CommOpt, Hybrid, Local, MemOpt, Placement, ReduceScatter
 from natgrad.preconditioner import KFAC
-from natgrad.runtime.scaling import LevenbergMarquardt
-from natgrad.runtime.schedule import (
-    BatchInterval,
-    CoupledMomentum,
-    Doubling,
-    Drift,
-    GrowingInterval,
-    PolynomialDecay,
-    Staggered,
-    StepDecay,
-    TwoPhaseInterval,
-    WarmupDamping,
-)
-from natgrad.runtime.team import Wire
-from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, UnitWise
+from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, Structure, UnitWise
+
+if TYPE_CHECKING:
+    from natgrad import comm as comm
+    from natgrad import curvature as curvature
+    from natgrad import errors as errors
+    from natgrad import integrations as integrations
+    from natgrad import inverses as inverses
+    from natgrad import lab as lab
+    from natgrad import layers as layers
+    from natgrad import measures as measures
+    from natgrad import operators as operators
+    from natgrad import placement as placement
+    from natgrad import schedules as schedules
+    from natgrad import structures as structures
+    from natgrad.operators import Operator, fisher, ggn, hessian
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        modules=(
+            "comm",
+            "curvature",
+            "errors",
+            "integrations",
+            "inverses",
+            "lab",
+            "layers",
+            "measures",
+            "operators",
+            "placement",
+            "schedules",
+            "structures",
+        ),
+        names=dict.fromkeys(("Operator", "fisher", "ggn", "hessian"), "operators"),
+    )
+
+try:
+    __version__ = version("natgrad")
+except PackageNotFoundError:  # imported from its sources, without being installed
+    __version__ = "0+sources"
 
 __all__ = [
     "EKFAC",
     "KFAC",
-    "LOBPCG",
     "Auto",
-    "BatchInterval",
-    "Bernoulli",
-    "BinaryCrossEntropy",
-    "CaptureError",
-    "Categorical",
-    "CheckpointError",
     "Cholesky",
-    "Cluster",
     "CommOpt",
-    "CommunicationError",
-    "ConvergenceError",
-    "CoupledMomentum",
-    "CoverageError",
-    "CrossEntropy",
-    "DataError",
     "Diagonal",
-    "Doubling",
-    "Drift",
+    "Distributed",
     "Eigen",
     "Elementwise",
     "EmpiricalFisher",
     "ExactFisher",
+    "Fisher",
     "Full",
-    "Gaussian",
-    "GrowingInterval",
-    "HutchPP",
-    "Hutchinson",
     "Hybrid",
+    "Inverse",
     "Kronecker",
-    "Lanczos",
     "Layer",
-    "LevenbergMarquardt",
     "Local",
-    "Loss",
+    "MeanLoss",
     "MemOpt",
     "MonteCarloFisher",
     "NatgradError",
-    "NotCovered",
     "Operator",
-    "OwnLoss",
-    "Plan",
-    "PolynomialDecay",
-    "Problem",
+    "Placement",
     "ReduceScatter",
-    "SettingError",
     "SharedInput",
-    "SquareLoss",
-    "Staggered",
-    "StepDecay",
-    "TwoPhaseInterval",
+    "Structure",
+    "SumLoss",
     "UnitWise",
-    "WarmupDamping",
-    "Wire",
-    "XTrace",
-    "apply_",
-    "block_norms",
-    "compare",
-    "cosine",
-    "cross_block",
     "fisher",
-    "gauss_newton",
     "ggn",
-    "gram_gauss_newton",
     "hessian",
-    "natural_gradient",
-    "powered_gradient",
     "register",
-    "simulate",
 ]

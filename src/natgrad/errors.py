@@ -1,5 +1,15 @@
 """What natgrad raises, by kind. A message says what was given, what is allowed and what to do."""
 
+__all__ = [
+    "CaptureError",
+    "CheckpointError",
+    "ConvergenceError",
+    "CoverageError",
+    "DataError",
+    "NatgradError",
+    "SettingError",
+]
+
 
 class NatgradError(Exception):
     """Base of everything natgrad raises itself."""

@@ -1,14 +1,18 @@
 """Every layer, in every structure, against dense curvature: factors, blocks and solves to 1e-9."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import oracles
 from cases import CASES, EMBEDDING, LINEAR, Case, losses
-from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Eigen, Full, Kronecker, UnitWise
-from natgrad.runtime import thin
+from kfac_keywords import LOSSES
+from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Eigen, Full, Kronecker, MeanLoss, UnitWise
+from natgrad.inverses import DecomposedFactor
+from natgrad.inverses.decomposed import FactorProduct
+from natgrad.kfac import low_rank
 from natgrad.structures.ekfac import carry_over
 from oracles import close, truth
 
@@ -35,8 +39,7 @@ def stepped(case: Case, n: int, reduction: str, steps: int = 1, **settings):
         model,
         kl_clip=None,
         update_every=1,
-        reduction=reduction,
-        batch_axis=case.batch_axis,
+        loss=LOSSES[reduction](batch_axis=case.batch_axis),
         **settings,
     )
     for _ in range(steps):
@@ -110,7 +113,7 @@ def test_kronecker_factors(case, sharing):
             view = expected.views[block.name]
             if not view.elementwise:
                 A, G = oracles.kronecker(view, expected.n, sharing)
-                merged = block.structure.decomposed(block.kept(), block.forms)
+                merged = block.structure.matrices(block.kept(), block.forms)
                 a, g = oracles.term_scale(view, expected.n)
                 where = (block.name, n, reduction)
                 assert close(block.forms["A"].dense(merged["A"]), A, scale=a), where
@@ -165,7 +168,7 @@ def basis(block, A, G) -> dict[str, torch.Tensor]:
     """
     found = {}
     for name, matrix in (("A", A), ("G", G)):
-        rows, values = block.parts[name]
+        rows, values = block.inverse.basis_of(block.decomposed_factors()[name])
         eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype).expand_as(matrix)
         q = rows.mT if rows.numel() else eye
         assert close(q.mT @ q, eye)
@@ -192,7 +195,7 @@ def test_load_and_store_are_inverse_to_each_other(case):
     """And `load` puts every entry where the matrix of the oracle has it."""
     expected = truth(case, case.batches[-1])
     model = case.model()
-    kfac = KFAC(model, kl_clip=None, batch_axis=case.batch_axis)
+    kfac = KFAC(model, kl_clip=None, loss=MeanLoss(batch_axis=case.batch_axis))
     for block in kfac.blocks:
         layer = block.layers[0]
         values = {k: torch.randn_like(p) for k, p in model.named_parameters()}
@@ -209,7 +212,7 @@ def test_load_and_store_are_inverse_to_each_other(case):
 
 @pytest.mark.parametrize("case", [c for c in (*LINEAR, *EMBEDDING) if c.batched], ids=str)
 def test_the_loop_over_samples_is_torch_func(case):
-    """The oracle's own per-sample gradients are those that `torch.func` gives (O1)."""
+    """The oracle's per-sample gradients are those of `torch.func` (Osawa 2019, eq. 3)."""
     n = case.batches[-1]
     found = oracles.vmapped_gradients(case, case.model(), case.data(n))
     for name, rows in truth(case, n).per_sample.items():
@@ -252,16 +255,17 @@ def test_carry_over_is_the_diagonal_in_the_new_basis():
     """`S` of an old basis, as a matrix, seen from the new one."""
     groups, rows, cols = 2, 3, 4
 
-    def parts(d):
+    def factor(d):
         q = torch.linalg.qr(torch.randn(groups, d, d, dtype=torch.float64))[0]
-        return q.mT.contiguous(), torch.rand(groups, d, dtype=torch.float64)
+        values = torch.rand(groups, d, dtype=torch.float64)
+        return DecomposedFactor(Eigen(), (q.mT.contiguous(), values), d)
 
-    old, new = ({"A": parts(cols), "G": parts(rows)} for _ in range(2))
+    old, new = ({"A": factor(cols), "G": factor(rows)} for _ in range(2))
     S = torch.rand(groups, rows * cols, dtype=torch.float64)
     found = carry_over(S, old, new)
     for k in range(groups):
-        before = torch.kron(old["G"][0][k].mT, old["A"][0][k].mT)
-        after = torch.kron(new["G"][0][k].mT, new["A"][0][k].mT)
+        before = torch.kron(old["G"].parts[0][k].mT, old["A"].parts[0][k].mT)
+        after = torch.kron(new["G"].parts[0][k].mT, new["A"].parts[0][k].mT)
         matrix = before @ S[k].diag() @ before.mT
         assert close(found[k], (after.mT @ matrix @ after).diagonal())
         assert close(found[k].sum(), S[k].sum())
@@ -269,10 +273,12 @@ def test_carry_over_is_the_diagonal_in_the_new_basis():
 
 def test_carry_over_with_a_diagonal_factor():
     q = torch.linalg.qr(torch.randn(1, 3, 3, dtype=torch.float64))[0]
-    none = torch.empty(1, 0, dtype=torch.float64)
     values = torch.rand(1, 4, dtype=torch.float64)
-    old = {"A": (none, values), "G": (torch.eye(3, dtype=torch.float64)[None], values[:, :3])}
-    new = {"A": (none, values), "G": (q.mT, values[:, :3])}
+    a = DecomposedFactor(Eigen(), (values,), 4, diagonal=True)
+    eye = torch.eye(3, dtype=torch.float64)[None]
+    old, new = (
+        {"A": a, "G": DecomposedFactor(Eigen(), (rows, values[:, :3]), 3)} for rows in (eye, q.mT)
+    )
     S = torch.rand(1, 12, dtype=torch.float64)
     assert close(carry_over(S, old, new).view(3, 4), q[0].mT.square() @ S.view(3, 4))
 
@@ -284,15 +290,20 @@ def test_ekfac_carries_its_second_moments_to_a_new_basis(monkeypatch, name):
     """A refresh while S is known: S goes on in the new basis, in the average and in the parts."""
     case = next(c for c in CASES if c.name == name)
     model = case.model()
-    kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=3, structure=EKFAC(), decay=0.5)
+    kfac = KFAC(
+        model, kl_clip=None, update_every=1, refresh_every=3, structure=EKFAC(), factor_decay=0.5
+    )
     (block,) = kfac.blocks
     seen, install = [], block.install
 
-    def watched(parts, keeps=None):
+    def watched(parts, solved, keeps=None):
         kept = block.kept().get("S")
-        old = {n: tuple(p.clone() for p in parts) for n, parts in block.parts.items()}
+        old = {
+            name: replace(factor, parts=tuple(p.clone() for p in factor.parts))
+            for name, factor in block.decomposed_factors().items()
+        }
         seen.append((None if kept is None else kept.clone(), old))
-        return install(parts, keeps)
+        return install(parts, solved, keeps)
 
     monkeypatch.setattr(block, "install", watched)
     for seed in range(4):
@@ -302,11 +313,11 @@ def test_ekfac_carries_its_second_moments_to_a_new_basis(monkeypatch, name):
     (none, empty), (S, old) = seen
     assert none is None
     assert not empty
-    new = block.parts
-    assert not close(new["G"][0], old["G"][0], 1e-3)
+    new = block.decomposed_factors()
+    assert not close(new["G"].parts[0], old["G"].parts[0], 1e-3)
     expected = carry_over(S, old, new)
     assert not close(expected.flatten(), S, 1e-3)
-    assert close(new["S"][0], expected)
+    assert close(block.parts["S"][0], expected)
     assert close(block.running["S"].mean, expected.flatten())
 
 
@@ -316,9 +327,9 @@ def test_ekfac_carries_its_second_moments_to_a_new_basis(monkeypatch, name):
 )
 def test_gradients_as_thin_products(monkeypatch, case, sharing):
     """Wide linear layers precondition the two sides of their gradient; here narrow ones do too."""
-    monkeypatch.setattr(thin, "_WIDE", 0)
-    monkeypatch.setattr(thin, "_pays", lambda k, block: True)
-    monkeypatch.setattr(Kronecker, "precondition", None)  # of a gradient that is not thin
+    monkeypatch.setattr(low_rank, "_WIDE", 0)
+    monkeypatch.setattr(low_rank, "_pays", lambda k, block: True)
+    monkeypatch.setattr(FactorProduct, "apply", None)  # of a gradient that is not thin
     for n, reduction in settings_of(case):
         expected = truth(case, n)
         chosen = {"structure": Kronecker(sharing), "inverse": Cholesky()}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from matrices import NETWORKS, SAMPLES, network, uneven
+from dense_matrices import NETWORKS, SAMPLES, network, uneven
 from natgrad import EKFAC, Diagonal, EmpiricalFisher, ExactFisher, Full, Kronecker, UnitWise
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy

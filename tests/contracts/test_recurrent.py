@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import natgrad
-from recurrent import (
+from recurrent_cases import (
     CELLS,
     DAMPING,
     HIDDEN,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from distributed.resuming import Training, run
-from natgrad.comm.checkpoints import Place
+from natgrad.comm.checkpoints import CheckpointFolder
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ class Victim:
             "never": None,
             "update": (kfac.reducer, "finish"),
             "apply": (kfac.gradients, "give_back"),
-            "save": (Place, "replace"),
+            "save": (CheckpointFolder, "replace"),
         }[options.stage]
 
     def prepare(self, step: int) -> None:

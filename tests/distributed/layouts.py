@@ -16,6 +16,7 @@ import natgrad
 from distributed import training
 from distributed.parallel import EACH, TOKENS, batch, network, quiet, spread
 from distributed.training import weights
+from kfac_keywords import grouped
 from natgrad import KFAC
 
 STEPS = 5
@@ -58,8 +59,9 @@ class Case:
         settings |= {"kl_clip": self.clip, "damping": (3e-3 if self.clip else 0.1) / TOKENS}
         settings |= {"placement": self.placement, **more}
         # More than one bucket, so that some leave early.
-        settings["wire"] = natgrad.Wire(bucket_bytes=600)
-        kfac = KFAC(model, optimizer, reduction=self.reduction, terms_per_sample=TOKENS, **settings)
+        settings["bucket_bytes"] = 600
+        settings = grouped(self.reduction, terms_per_sample=TOKENS, **settings)
+        kfac = KFAC(model, optimizer, **settings)
         return kfac, optimizer
 
 

@@ -12,8 +12,10 @@ from torch import nn
 import natgrad
 from distributed.resuming import Training, run
 from distributed.training import batch
-from loops import assert_equal
-from natgrad import KFAC, CaptureError, NatgradError, SettingError
+from kfac_keywords import grouped
+from natgrad import KFAC, Distributed, NatgradError
+from natgrad.errors import CaptureError, SettingError
+from training_loops import assert_equal
 
 
 def layers(*sizes):
@@ -51,7 +53,7 @@ def made(choices, ranks_with_other):
     model = MODELS[name]()
     settings = {"kl_clip": None, **settings}
     try:
-        kfac = KFAC(model, **settings)
+        kfac = KFAC(model, **grouped(**settings))
     except NatgradError as error:
         return type(error).__name__, str(error)
     return "made", kfac.plan.strategy
@@ -116,7 +118,7 @@ class TestDifferentSettings:
         ("one", "other", "difference"),
         [
             ({}, {"damping": 0.1}, "damping: 0.01 on rank 0, 0.1 on rank 1"),
-            ({"decay": 0.5}, {}, "decay: 0.5 on rank 0, 0.95 on rank 1"),
+            ({"factor_decay": 0.5}, {}, "factor_decay: 0.5 on rank 0, 0.95 on rank 1"),
             (
                 {},
                 {"update_every": 7},
@@ -140,16 +142,20 @@ class TestDifferentSettings:
             ),
             (
                 {},
-                {"wire": natgrad.Wire(packed=False)},
-                "wire: Wire(packed=True, bucket_bytes=26214400) on rank 0, "
-                "Wire(packed=False, bucket_bytes=26214400) on rank 1",
+                {"packed": False},
+                "packed: True on rank 0, False on rank 1",
             ),
             (
                 {"wire_dtype": torch.bfloat16},
                 {},
                 "wire_dtype: torch.bfloat16 on rank 0, None on rank 1",
             ),
-            ({"reduction": "sum"}, {}, "reduction: 'sum' on rank 0, 'mean' on rank 1"),
+            (
+                {"reduction": "sum"},
+                {},
+                "loss: SumLoss(terms_per_sample=1, batch_axis=0) on rank 0, "
+                "MeanLoss(terms_per_sample=1, regions=None, batch_axis=0) on rank 1",
+            ),
         ],
     )
     def test_are_named(self, world, one, other, difference):
@@ -208,7 +214,11 @@ class TestFailedOnOneRank:
             ),
             (("wide", {"damping": -1.0}), "SettingError", "damping is -1.0 but must be"),
             (("wide", {"structure": natgrad.EKFAC}), "SettingError", "structure is <class 'natg"),
-            (("wide", {"wire": 3}), "SettingError", "wire is 3 but must be a natgrad.Wire"),
+            (
+                ("wide", {"distributed": 3}),
+                "SettingError",
+                "distributed is 3 but must be a natgrad",
+            ),
             (("frozen", {}), "CoverageError", ""),
             (
                 ("wide", {"placement": natgrad.Hybrid(0.75)}),
@@ -217,7 +227,7 @@ class TestFailedOnOneRank:
                 "number must divide 3: pass one of 1/3, 1.",
             ),
         ],
-        ids=["exclude", "damping", "structure", "wire", "frozen", "placement"],
+        ids=["exclude", "damping", "structure", "distributed", "frozen", "placement"],
     )
     @pytest.mark.parametrize("odd", [0, 2])
     def test_is_said_by_all(self, world, other, kind, sentence, odd):
@@ -250,7 +260,7 @@ def odd_placement():
 
     strategy = natgrad.MemOpt() if dist.get_rank() else placement
     with pytest.raises(Exception, match="one plan too many") as error:
-        KFAC(MODELS["wide"](), kl_clip=None, placement=strategy)
+        KFAC(MODELS["wide"](), kl_clip=None, distributed=Distributed(strategy))
     return type(error.value).__name__, str(error.value)
 
 
@@ -272,7 +282,7 @@ def destroyed():
     group = dist.group.WORLD
     dist.destroy_process_group()
     with pytest.raises(SettingError) as error:
-        KFAC(MODELS["wide"](), kl_clip=None, group=group)
+        KFAC(MODELS["wide"](), kl_clip=None, distributed=Distributed(group=group))
     return str(error.value)
 
 
@@ -282,7 +292,8 @@ def in_halves():
 
     low = dist.get_rank() < 2
     groups = [dist.new_group(half) for half in ([0, 1], [2, 3])]
-    kfac = KFAC(MODELS["wide" if low else "deep"](), kl_clip=None, group=groups[not low])
+    half = Distributed(group=groups[not low])
+    kfac = KFAC(MODELS["wide" if low else "deep"](), kl_clip=None, distributed=half)
     return kfac.plan.world_size
 
 

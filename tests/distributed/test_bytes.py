@@ -92,7 +92,7 @@ def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
     choices["not all layers"] = {"exclude": SPARED[name]}
     choices["Cholesky"] = {"inverse": natgrad.Cholesky(), "placement": natgrad.MemOpt()}
     choices["float16"] = {"wire_dtype": torch.float16}
-    choices["unpacked"] = {"wire": natgrad.Wire(packed=False, bucket_bytes=100)}
+    choices["unpacked"] = {"packed": False, "bucket_bytes": 100}
     results = world.run(measure, name, layout, list(choices.values()), ranks=ranks)
     for rank, found in enumerate(results):
         for key, one in zip(choices, found, strict=True):
@@ -135,7 +135,7 @@ def test_only_what_is_updated_travels(world):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_owners_alone_halve_an_all_reduce(world, ranks):
-    """O5: factors and gradients to one rank each, and preconditioned gradients back to all."""
+    """Factors and gradients to one rank each, results back to all (Osawa 2019, sec. 3.3)."""
     choice = {"placement": natgrad.ReduceScatter()}
     results = world.run(measure, "mlp", "plain", [choice], ranks=ranks)
     plan = results[0][0]["plan"]
@@ -151,7 +151,7 @@ def test_owners_alone_halve_an_all_reduce(world, ranks):
 
 
 def test_linear_factors_are_triangles(world):
-    """O10: of N x N numbers, N (N + 1) / 2 travel; here to rank 0 from rank 1, or the reverse."""
+    """Of N x N numbers, N (N + 1) / 2 are sent, to the other rank (Osawa 2019, sec. 3.4)."""
     choice = {"include": "0", "placement": natgrad.MemOpt()}
     sent = [one["sent"][ALL]["factors"] for (one,) in _two(world, "mlp", choice)]
     assert sorted(sent) == [0, 8 * (6 * 7 // 2 + 7 * 8 // 2)]  # 5 inputs and a bias, 7 outputs

@@ -10,8 +10,8 @@ import natgrad
 from distributed.resuming import Training, held, run
 from distributed.test_parity import PLACEMENTS, assert_same
 from distributed.training import METHODS
-from loops import assert_equal
-from natgrad import CheckpointError
+from natgrad.errors import CheckpointError
+from training_loops import assert_equal
 
 END = 8
 
@@ -102,8 +102,7 @@ class TestState:
     def test_travels_in_small_pieces(self, world, bucket):
         settings = {"placement": natgrad.MemOpt()}
         (whole, *_) = world.run(save, run(**settings), ranks=3)
-        wire = natgrad.Wire(bucket_bytes=bucket)
-        for result in world.run(save, run(**settings, wire=wire), ranks=3):
+        for result in world.run(save, run(**settings, bucket_bytes=bucket), ranks=3):
             assert_equal(result["saved"], whole["saved"])
 
     def test_travels_once_to_every_rank(self, world):
@@ -165,10 +164,13 @@ class TestResumed:
     @pytest.mark.parametrize(
         "settings",
         [
-            {"refresh_every": natgrad.Drift(0.05)},
-            {"refresh_every": natgrad.Drift(10.0, at_most=3)},
-            {"update_every": natgrad.Doubling(4), "refresh_every": natgrad.Doubling(8)},
-            {"refresh_every": natgrad.Staggered(3)},
+            {"refresh_every": natgrad.schedules.Drift(0.05)},
+            {"refresh_every": natgrad.schedules.Drift(10.0, at_most=3)},
+            {
+                "update_every": natgrad.schedules.Doubling(4),
+                "refresh_every": natgrad.schedules.Doubling(8),
+            },
+            {"refresh_every": natgrad.schedules.Staggered(3)},
             {"curvature": natgrad.MonteCarloFisher(samples=2)},
             {"curvature": natgrad.ExactFisher()},
             {"factor_dtype": torch.bfloat16},

@@ -8,22 +8,22 @@ from unittest.mock import patch
 import pytest
 
 from natgrad.errors import SettingError
-from natgrad.train.comparison import Comparison, compare
-from natgrad.train.comparison.telling import Lines
-from natgrad.train.training import Training
-from unit.train import runs
-from unit.train.comparison import made
+from natgrad.lab.compare import Comparison, compare
+from natgrad.lab.compare.progress_bar import ComparisonLines
+from natgrad.lab.train.training import Training
+from unit.lab.compare import sample_setups as made
+from unit.lab.train import digit_runs as runs
 
 pytestmark = pytest.mark.distributed
 
-ASKED = made.question(trials=1, seeds=1, task=made.task(precision="float64"))
+ASKED = made.setup(trials=1, seeds=1, task=made.task(precision="float64"))
 
 
 def on_ranks(folder, resume=False, asked=ASKED):
     """What is told, and what is found."""
     said = []
     with runs.made_up_digits():
-        return said, compare(asked, folder, Lines(said.append), resume=resume)
+        return said, compare(asked, folder, ComparisonLines(said.append), resume=resume)
 
 
 def plain(found):

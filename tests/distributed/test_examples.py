@@ -1,11 +1,16 @@
 """The examples on several processes run under torchrun, and who does what changes no result."""
 
 import importlib.util
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -31,6 +36,36 @@ def torchrun(name, ranks, *options):
     return run.stdout, run.stdout.splitlines()[-1]
 
 
+def example(name, options):
+    """What this rank prints. Its group is there already."""
+    import torch.distributed as dist
+
+    path = EXAMPLES / f"{name}.py"
+    there = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    with (
+        warnings.catch_warnings(),
+        patch.dict(os.environ, there),
+        patch.object(sys, "argv", [str(path), *options]),
+        patch.object(sys, "path", [str(EXAMPLES), *sys.path]),
+        patch.object(dist, "init_process_group"),
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8") as printed,  # tables ask for its encoding
+        redirect_stdout(printed),
+    ):
+        warnings.simplefilter("default")  # as under torchrun
+        runpy.run_path(str(path), run_name="__main__")
+        printed.seek(0)
+        return printed.read()
+
+
+def again(world, name, ranks, *options):
+    """As torchrun(), which has started the example once, but in processes that have imported torch:
+    for them the import takes longer than the training."""
+    pytest.importorskip("sklearn")
+    printed, *silent = world.run(example, name, [str(option) for option in options], ranks=ranks)
+    assert not any(silent)
+    return printed, printed.splitlines()[-1]
+
+
 def accuracy(line, steps):
     found = re.fullmatch(rf"step {steps}: test loss [\d.]+, accuracy ([\d.]+)%", line)
     assert found, line
@@ -43,7 +78,7 @@ def sent(printed, purpose):
 
 
 @pytest.mark.slow
-def test_ddp_and_resuming(tmp_path):
+def test_ddp_and_resuming(world, tmp_path):
     """12 steps and 12 more, with another placement, are 24 steps."""
     printed, straight = torchrun("ddp", 2, "--steps", 24, "--placement", "comm")
     assert accuracy(straight, 24) > 75
@@ -52,15 +87,15 @@ def test_ddp_and_resuming(tmp_path):
     assert not sent(printed, "gradients")
 
     file = tmp_path / "run.pt"
-    first, _ = torchrun("ddp", 2, "--steps", 12, "--placement", "mem", "--checkpoint", file)
+    first, _ = again(world, "ddp", 2, "--steps", 12, "--placement", "mem", "--checkpoint", file)
     assert sent(first, "gradients")
-    second, resumed = torchrun("ddp", 2, "--steps", 24, "--checkpoint", file)
+    second, resumed = again(world, "ddp", 2, "--steps", 24, "--checkpoint", file)
     assert second.startswith("going on at step 12\n")
     assert resumed == straight
 
 
 @pytest.mark.slow
-def test_fsdp():
+def test_fsdp(world):
     """Each rank keeps about half of the inverses, and all of them where all ranks do."""
     printed, line = torchrun("fsdp", 2, "--steps", 20)
     assert accuracy(line, 20) > 90
@@ -72,16 +107,16 @@ def test_fsdp():
         sizes = [float(n) * {"K": 1, "M": 1024}[u] for n, u in re.findall(r"(\S+) (.)iB", row)]
         _, inverses, _, replicated = sizes
         assert 0.4 < inverses / replicated < 0.6
-    _, other = torchrun("fsdp", 2, "--steps", 20, "--placement", "comm")
+    _, other = again(world, "fsdp", 2, "--steps", 20, "--placement", "comm")
     assert other == line
 
 
 @pytest.mark.slow
-def test_tensor_parallel():
+def test_tensor_parallel(world):
     printed, line = torchrun("tensor_parallel", 4, "--steps", 20)
     assert accuracy(line, 20) > 90
     assert "\nPlan Hybrid(1/2)\n" in printed
-    _, other = torchrun("tensor_parallel", 4, "--steps", 20, "--placement", "mem")
+    _, other = again(world, "tensor_parallel", 4, "--steps", 20, "--placement", "mem")
     assert other == line
 
 

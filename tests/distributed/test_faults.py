@@ -17,8 +17,9 @@ import natgrad
 from distributed.resuming import Training, run
 from distributed.test_parity import assert_same
 from distributed.training import EACH, batch, network
-from loops import assert_equal
-from natgrad import CommunicationError
+from kfac_keywords import grouped
+from natgrad.comm import CommunicationError
+from training_loops import assert_equal
 
 PATIENCE = 6.0  # seconds that a collective waits
 TESTS = Path(__file__).parents[1]
@@ -42,8 +43,8 @@ class Impatient:
             for child in (*(m for m in self.model if isinstance(m, nn.Linear)), self.model):
                 fully_shard(child, mesh=mesh)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        settings = {"update_every": 1, "refresh_every": 1, **settings}
-        self.kfac = natgrad.KFAC(self.model, self.optimizer, group=group, **settings)
+        settings = {"update_every": 1, "refresh_every": 1, "group": group, **settings}
+        self.kfac = natgrad.KFAC(self.model, self.optimizer, **grouped(**settings))
 
     def backward(self, step):
         self.optimizer.zero_grad()

@@ -15,6 +15,7 @@ import natgrad
 from distributed.layouts import PLACEMENTS, Case, assert_same, inside
 from distributed.parallel import EACH, TOKENS, cut, network, quiet, shard
 from distributed.training import weights
+from kfac_keywords import grouped
 from natgrad.comm.layouts import box_of, last_backward, local
 from natgrad.errors import SettingError
 
@@ -173,7 +174,7 @@ def interleaved():
 def refused(model, **settings):
     """Every rank says it of its own processes, in whatever order."""
     with pytest.raises(SettingError) as error:
-        natgrad.KFAC(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+        natgrad.KFAC(model, torch.optim.SGD(model.parameters(), lr=0.1), **grouped(**settings))
     return str(error.value)
 
 
@@ -203,14 +204,14 @@ def refused(model, **settings):
             (False,),
             4,
             "DDP averages the gradients of processes [0, 1] but KFAC's group has [0, 1, 2, 3]: "
-            "pass group=model.process_group to KFAC.",
+            "pass Distributed(group=model.process_group) to KFAC.",
         ),
         (
             averaged_by_others,
             (True,),
             4,
             "DDP averages the gradients of processes [0, 1, 2, 3] but KFAC's group has [0, 1]: "
-            "pass group=model.process_group to KFAC.",
+            "pass Distributed(group=model.process_group) to KFAC.",
         ),
         (
             spread_over_others,

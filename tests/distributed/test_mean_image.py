@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from natgrad.comm.process_groups import connect
-from natgrad.data import pictures
 from natgrad.errors import DataError
-from natgrad.train.training import Training
-from unit.data.drawing import cut, draw, noise
-from unit.train import runs
+from natgrad.lab.data import image_files
+from natgrad.lab.train.training import Training
+from unit.lab.data.image_fixtures import cut, draw, noise
+from unit.lab.train import digit_runs as runs
 
 pytestmark = pytest.mark.distributed
 
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 def prepared(folder):
     """On each of the ranks, with a cache of its own: the mean image, and what was read for it."""
-    comm, read, opened = connect(), [], pictures.opened
+    comm, read, opened = connect(), [], image_files.opened
 
     def noticed(path, mode):
         read.append(path.name)
@@ -35,7 +35,7 @@ def prepared(folder):
     values = {"data": "imagenet", "folder": str(folder), "image": 8, "network": "resnet18"}
     values |= {"mixup": 0.0, "erasing": 0.0, "batch_size": 4, "kfac": False, "mean_image": True}
     own = patch.dict(os.environ, {"NATGRAD_CACHE": str(folder / f"cache-{comm.rank}")})
-    with own, patch.object(pictures, "opened", noticed):
+    with own, patch.object(image_files, "opened", noticed):
         try:
             run = Training(runs.settings(**values), comm, torch.device("cpu"))
         except DataError as error:

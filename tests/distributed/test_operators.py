@@ -6,14 +6,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from matrices import Dense, network
+from dense_matrices import Dense, network
 from natgrad import EKFAC, Diagonal, EmpiricalFisher, Full, Kronecker, MonteCarloFisher, UnitWise
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy
 from natgrad.errors import CoverageError
 from natgrad.operators import Problem, outer
 from oracles import close
-from unit.operators.small import case
+from unit.operators.small_problems import case
 from unit.operators.test_outer import Positions, indices
 
 NAMES = ("mlp", "cnn", "transformer")

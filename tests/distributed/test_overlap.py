@@ -11,9 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 import natgrad
 from distributed.training import wrapped
+from kfac_keywords import grouped
 from natgrad import KFAC
 
-SMALL = natgrad.Wire(bucket_bytes=1)  # every factor is a bucket of its own
+SMALL = 1  # byte, so that every factor is a bucket of its own
+BY_MEMORY = natgrad.Distributed(natgrad.MemOpt(), bucket_bytes=SMALL)
 
 
 class Net(nn.Module):
@@ -66,11 +68,11 @@ def recorded(kfac):
     return events
 
 
-def events_of(way, layout, micro=1, wire=SMALL, **settings):
+def events_of(way, layout, micro=1, bucket_bytes=SMALL, **settings):
     """What happens, in order, in two steps; and all factors as they are then."""
     model = wrap(way, layout)
-    settings = {"placement": natgrad.MemOpt(), **settings}
-    kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=1, wire=wire, **settings)
+    settings = {"placement": natgrad.MemOpt(), "bucket_bytes": bucket_bytes, **settings}
+    kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=1, **grouped(**settings))
     events = recorded(kfac)
     for step in range(2):
         model.zero_grad()
@@ -146,7 +148,7 @@ def test_buckets_leave_as_soon_as_their_layers_are_done(world, layout):
 def leaving(layout):
     """Exchanges so far whenever the backward pass has come to the output of a layer."""
     model = wrap("plain", layout)
-    kfac = KFAC(model, kl_clip=None, wire=SMALL, placement=natgrad.MemOpt())
+    kfac = KFAC(model, kl_clip=None, distributed=BY_MEMORY)
     events, left = recorded(kfac), []
 
     def watch(module, inputs, out):
@@ -170,7 +172,7 @@ def test_a_layer_that_one_rank_does_not_use(world):
         during, all_of_them = before(events, "backward")
         assert len(all_of_them) == len(plan.buckets) == 8
         assert len(during) == (8, 4)[rank]  # head and third; not second, and so not first
-    one_bucket = world.run(events_of, "unused on rank 1", "ddp", 1, natgrad.Wire(), ranks=2)
+    one_bucket = world.run(events_of, "unused on rank 1", "ddp", 1, 25 << 20, ranks=2)
     assert_same_averages(results, one_bucket)
 
 
@@ -215,7 +217,7 @@ def halved(layout):
 def discarded(way):
     """A batch is thrown away whose sums have left rank 0 only, then a good one follows."""
     model = wrap(way, "ddp")
-    kfac = KFAC(model, kl_clip=None, wire=SMALL, placement=natgrad.MemOpt())
+    kfac = KFAC(model, kl_clip=None, distributed=BY_MEMORY)
     for step in range(2):
         model.zero_grad()
         x, y = data(step)
@@ -238,7 +240,7 @@ def test_what_is_discarded_still_arrives(world, way):
 
 def stepped(way):
     model = wrap(way, "ddp")
-    kfac = KFAC(model, kl_clip=None, wire=SMALL, placement=natgrad.MemOpt())
+    kfac = KFAC(model, kl_clip=None, distributed=BY_MEMORY)
     x, y = data(1)
     F.cross_entropy(model(x), y).backward()
     kfac.step()

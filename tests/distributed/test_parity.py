@@ -7,6 +7,7 @@ import torch
 
 import natgrad
 from distributed.training import METHODS, NETWORKS, Run, alone, train
+from documented import InputsOnly, LowRank, NewtonSchulz
 
 PLACEMENTS = {
     "mem": natgrad.MemOpt(),
@@ -15,11 +16,26 @@ PLACEMENTS = {
     "scatter": natgrad.ReduceScatter(),
     "auto": natgrad.Auto(),
 }
+COMPARED = ["mem", "half", "comm", "scatter"]
+
+
+def divides(placement, ranks):
+    return placement != "half" or ranks != 3
+
+
+# As the documents show how to write them.
+OWN = {
+    "newton-schulz": {"inverse": NewtonSchulz()},
+    "low-rank": {"inverse": LowRank(3)},
+    "inputs": {"structure": InputsOnly()},
+    "inputs, low-rank": {"structure": InputsOnly(), "inverse": LowRank(3)},
+    "root": {"inverse": natgrad.Eigen(power=0.5)},
+}
 
 
 @lru_cache(maxsize=64)
 def reference(network, method, ranks, batches=()):
-    return alone(Run(network, kfac=METHODS[method], batches=batches), ranks)
+    return alone(Run(network, kfac={**METHODS, **OWN}[method], batches=batches), ranks)
 
 
 def assert_same(found, expected):
@@ -28,16 +44,63 @@ def assert_same(found, expected):
         assert error <= 1e-10, f"{name}: {error:.1e}"
 
 
+def train_each(runs):
+    """All of them on the same ranks, one after the other."""
+    return {key: train(run)["weights"] for key, run in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def trained(world):
+    """The weights on each rank; what differs in placement and method alone shares its processes,
+    whose start takes longer than the training."""
+
+    @lru_cache(maxsize=4)
+    def trained(ranks, network, layout):
+        runs = {
+            (placement, method): Run(network, layout, {**kfac, "placement": PLACEMENTS[placement]})
+            for placement in COMPARED
+            for method, kfac in METHODS.items()
+            if divides(placement, ranks)
+        }
+        return world.run(train_each, runs, ranks=ranks)
+
+    return trained
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("placement", ["mem", "half", "comm", "scatter"])
+@pytest.mark.parametrize("placement", COMPARED)
 @pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_weights_are_those_of_one_process(world, ranks, network, layout, placement, method):
-    if placement == "half" and ranks == 3:
+def test_weights_are_those_of_one_process(trained, ranks, network, layout, placement, method):
+    if not divides(placement, ranks):
         pytest.skip("half of three ranks are no ranks")
-    kfac = {**METHODS[method], "placement": PLACEMENTS[placement]}
     expected = reference(network, method, ranks)
-    for result in world.run(train, Run(network, layout, kfac), ranks=ranks):
-        assert_same(result["weights"], expected)
-        assert torch.isfinite(torch.cat([w.flatten() for w in result["weights"].values()])).all()
+    for weights in trained(ranks, network, layout):
+        found = weights[placement, method]
+        assert_same(found, expected)
+        assert torch.isfinite(torch.cat([w.flatten() for w in found.values()])).all()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "network", "layout", "placement"),
+    [
+        (1, "mlp", "plain", "comm"),
+        (2, "mlp", "plain", "mem"),
+        (2, "cnn", "ddp", "comm"),
+        (2, "lm", "fsdp", "mem"),
+        (3, "cnn", "fsdp", "scatter"),
+        (3, "lm", "ddp", "mem"),
+        (4, "cnn", "plain", "half"),
+        (4, "lm", "fsdp", "half"),
+    ],
+)
+def test_so_are_those_of_own_variants(world, ranks, network, layout, placement):
+    """Nobody looks into the parts of an inverse on their way, nor at the factors of a structure."""
+    runs = {
+        method: Run(network, layout, {**kfac, "placement": PLACEMENTS[placement]})
+        for method, kfac in OWN.items()
+    }
+    for found in world.run(train_each, runs, ranks=ranks):
+        for method, weights in found.items():
+            assert_same(weights, reference(network, method, ranks))

@@ -74,7 +74,7 @@ def pipeline(schedule):
         stage, MICRO, lambda out, y: F.cross_entropy(out, y) / MICRO, scale_grads=False
     )
     group = mesh["data"] if replicas > 1 else natgrad.comm.Alone()
-    kfac, optimizer = made(part, group=group)
+    kfac, optimizer = made(part, distributed=natgrad.Distributed(group=group))
     for step in range(STEPS):
         optimizer.zero_grad()
         x, y = (t[replica * each :][:each] for t in batch(step))

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch import nn
 
 from distributed.training import network
-from natgrad import KFAC, CommOpt, MemOpt
-from natgrad.train import records
+from natgrad import KFAC, CommOpt, Distributed, MemOpt
+from natgrad.lab.train import kfac_record
 
 
 def told(placement=None):
@@ -16,14 +16,16 @@ def told(placement=None):
     model = network("mlp")
     wrapped = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kfac = KFAC(wrapped, optimizer, update_every=1, refresh_every=1, placement=placement)
+    kfac = KFAC(
+        wrapped, optimizer, update_every=1, refresh_every=1, distributed=Distributed(placement)
+    )
     for step in range(3):
         x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         wrapped(x.chunk(ranks)[rank]).square().sum(1).mean().backward()
         kfac.step()
         optimizer.step()
-    return records.drift(kfac), records.record(kfac)["spectra"]
+    return kfac_record.drift(kfac), kfac_record.record(kfac)["spectra"]
 
 
 @pytest.mark.parametrize("placement", [CommOpt(), MemOpt()], ids=["comm", "mem"])

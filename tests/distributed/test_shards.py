@@ -18,10 +18,11 @@ from distributed.resuming import Training, held, run
 from distributed.test_checkpoints import END, undisturbed
 from distributed.test_parity import PLACEMENTS, assert_same
 from distributed.training import METHODS
-from loops import assert_equal
-from natgrad import CheckpointError, CommunicationError
-from natgrad.comm import checkpoints
+from kfac_keywords import grouped
+from natgrad.comm import CommunicationError, checkpoints
 from natgrad.comm.base import Communicator
+from natgrad.errors import CheckpointError
+from training_loops import assert_equal
 
 WAYS = ["kfac", "dcp"]
 
@@ -240,7 +241,7 @@ def _connected(training, group):
     training.kfac.detach()
     settings = {**training.run.kfac, "group": group}
     optimizer = training.optimizer
-    return natgrad.KFAC(training.model, optimizer, **settings), optimizer
+    return natgrad.KFAC(training.model, optimizer, **grouped(**settings)), optimizer
 
 
 WHERE = {
@@ -248,7 +249,7 @@ WHERE = {
     "while writing": (FileSystemWriter, "write_data"),
     "after writing": (FileSystemWriter, "write_data"),
     "before the metadata": (FileSystemWriter, "finish"),
-    "before replacing": (checkpoints.Place, "replace"),
+    "before replacing": (checkpoints.CheckpointFolder, "replace"),
 }
 
 
@@ -337,7 +338,7 @@ def refusal(run, folder, change=None):
     before, weights = training.kfac.state_dict(), training.weights()
     if change is not None and training.rank == 1:
         change(training)
-    with pytest.raises((CheckpointError, natgrad.SettingError)) as error:
+    with pytest.raises((CheckpointError, natgrad.errors.SettingError)) as error:
         training.kfac.load(folder, {"state": Others(training)})
     assert_equal(training.kfac.state_dict(), before)
     assert_equal(training.weights(), weights)
@@ -407,14 +408,16 @@ class TestRefused:
     def test_the_name_of_kfac(self, tmp_path):
         kfac = Training(run()).kfac
         for call in (kfac.save, kfac.load):
-            with pytest.raises(natgrad.SettingError, match="beside has a 'kfac', which is what"):
+            with pytest.raises(
+                natgrad.errors.SettingError, match="beside has a 'kfac', which is what"
+            ):
                 call(tmp_path / "last", {"kfac": 1})
 
     def test_other_ways_to_reach_ranks(self, tmp_path):
         class Wire(Communicator):
             _exchange = _total = _gather = None
 
-        with pytest.raises(natgrad.SettingError) as error:
+        with pytest.raises(natgrad.errors.SettingError) as error:
             checkpoints.write(Wire(0, 2), tmp_path / "last", {})
         assert str(error.value) == (
             "save() and load() need torch.distributed to reach the other ranks, which here are "

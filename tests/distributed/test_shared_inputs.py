@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natgrad import KFAC, Wire
+from natgrad import KFAC, Distributed
 
 RANKS, EACH = 2, 4
 
@@ -24,7 +24,7 @@ class Attention(nn.Module):
 
 def averages(model: nn.Module, x: Tensor, y: Tensor, bucket: int) -> dict[str, Tensor]:
     """The running averages that are kept here, after one step."""
-    kfac = KFAC(model, kl_clip=None, wire=Wire(bucket_bytes=bucket))
+    kfac = KFAC(model, kl_clip=None, distributed=Distributed(bucket_bytes=bucket))
     F.cross_entropy(model(x), y).backward()
     kfac.step()
     return {

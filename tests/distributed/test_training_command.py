@@ -7,14 +7,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from natgrad import data
 from natgrad.comm import Alone
 from natgrad.errors import CheckpointError, DataError, SettingError
-from natgrad.train import loop, train
-from natgrad.train.logs import read
-from natgrad.train.state import Checkpoints
-from natgrad.train.training import Training
-from unit.train import runs
+from natgrad.lab import data
+from natgrad.lab.train import loop, train
+from natgrad.lab.train.logs import read
+from natgrad.lab.train.state import Checkpoints
+from natgrad.lab.train.training import Training
+from unit.lab.train import digit_runs as runs
 
 pytestmark = pytest.mark.distributed
 

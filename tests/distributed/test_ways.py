@@ -93,9 +93,8 @@ def test_accumulation(world, reduction, layout):
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 def test_accumulation_in_which_every_pass_syncs(world, layout):
     """The first pass sends its sums, so those of the second one come late."""
-    wire = natgrad.Wire(bucket_bytes=64)
     runs = [
-        Run(name, layout, {"wire": wire, "structure": structure}, micro=2)
+        Run(name, layout, {"bucket_bytes": 64, "structure": structure}, micro=2)
         for name in ("mlp", "cnn", "lm")
         for structure in (None, natgrad.EKFAC())
     ]
@@ -130,8 +129,8 @@ def test_clocks(world, layout):
     intervals = [
         {"update_every": {"A": 2, "G": 4}, "refresh_every": 4},
         {"update_every": 1, "refresh_every": {"A": 3, "G": 2}},
-        {"update_every": 1, "refresh_every": natgrad.Drift(DRIFT)},
-        {"update_every": 1, "refresh_every": natgrad.Staggered(4)},
+        {"update_every": 1, "refresh_every": natgrad.schedules.Drift(DRIFT)},
+        {"update_every": 1, "refresh_every": natgrad.schedules.Staggered(4)},
         {"update_every": 1, "norm_damping": 0.1},
     ]
     runs = [
@@ -149,7 +148,7 @@ DRIFT = 0.2
 def test_drift_makes_some_factors_due_and_not_all(name):
     """In one process: so that it is worth the comparison."""
     results = []
-    for interval in (1, natgrad.Drift(DRIFT), natgrad.Drift(1e9)):
+    for interval in (1, natgrad.schedules.Drift(DRIFT), natgrad.schedules.Drift(1e9)):
         run = Run(name, kfac={"update_every": 1, "refresh_every": interval}, steps=6)
         results.append(weights(trained(run, (12,), 0)[1]))
     for one, other in ((0, 1), (1, 2)):
@@ -160,7 +159,7 @@ def test_drift_makes_some_factors_due_and_not_all(name):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_adaptive_damping(world, reduction, layout):
     """Every rank passes the losses of its own batch, and all get the same damping."""
-    rule = natgrad.LevenbergMarquardt(start=0.1, every=1, decay=0.7)
+    rule = natgrad.schedules.LevenbergMarquardt(start=0.1, every=1, decay=0.7)
     runs = [
         Run(name, layout, {"damping": rule, "placement": placement}, reduction=reduction)
         for name in ("mlp", "cnn", "lm")
@@ -170,7 +169,7 @@ def test_adaptive_damping(world, reduction, layout):
 
 
 def test_adaptive_damping_on_batches_of_different_sizes(world):
-    rule = natgrad.LevenbergMarquardt(start=0.1, every=1, decay=0.7)
+    rule = natgrad.schedules.LevenbergMarquardt(start=0.1, every=1, decay=0.7)
     runs = [
         Run(name, "plain", {"damping": rule}, batches=(3, 5), reduction=reduction)
         for name in ("mlp", "lm")

@@ -10,6 +10,7 @@ from torch import nn
 
 import natgrad
 from distributed.training import NETWORKS, Run, alone, batch, network, train, wrapped
+from kfac_keywords import grouped
 from natgrad import KFAC
 
 LAYOUTS = ("plain", "ddp", "fsdp")
@@ -39,12 +40,12 @@ def error(found, expected):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_packing_and_buckets_change_nothing(world, name, layout):
     """64 bytes are less than most factors have, so every exchange carries one of them."""
-    wires = [
-        natgrad.Wire(packed=packed, bucket_bytes=size)
+    ways = [
+        {"packed": packed, "bucket_bytes": size}
         for packed in (True, False)
         for size in (64, 25 << 20)
     ]
-    runs = [Run(name, layout, {"wire": wire, "placement": natgrad.MemOpt()}) for wire in wires]
+    runs = [Run(name, layout, {**way, "placement": natgrad.MemOpt()}) for way in ways]
     for found in world.run(trains, runs, ranks=3):
         for weights in found:
             assert error(weights, reference(name, 3)) <= 1e-10
@@ -61,7 +62,7 @@ def roundoff(dtype):
 def first_step(model, x, y, **kfac):
     """Factors and weights after one step; the factors are those that this rank keeps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kfac = KFAC(model, optimizer, damping=DAMPING, kl_clip=None, **kfac)
+    kfac = KFAC(model, optimizer, damping=DAMPING, kl_clip=None, **grouped(**kfac))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     F.cross_entropy(model(x), y).backward()
     kfac.step()
@@ -178,8 +179,8 @@ def test_float16_neither_overflows_nor_vanishes(world, layout):
 def bright_and_broken():
     """Rank 0 has an infinite input: nobody folds, and the next batch is as good as ever."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = Bright()
-    kfac = KFAC(model, update_every=1, kl_clip=None, wire_dtype=torch.float16, include="conv")
+    model, half = Bright(), natgrad.Distributed(wire_dtype=torch.float16)
+    kfac = KFAC(model, update_every=1, kl_clip=None, distributed=half, include="conv")
     for step in range(2):
         x, y = (t.chunk(ranks)[rank].clone() for t in bright(8))
         if rank == 0 and step == 0:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import natgrad
+from kfac_keywords import grouped
 from natgrad import KFAC
 
 STEPS = 5
@@ -108,7 +109,8 @@ class Run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         settings = {"update_every": 2, "refresh_every": 2, "kl_clip": 1e-2, **self.kfac}
         terms = 6 if self.network == "lm" else 1
-        kfac = KFAC(model, optimizer, reduction=self.reduction, terms_per_sample=terms, **settings)
+        settings = grouped(self.reduction, terms_per_sample=terms, **settings)
+        kfac = KFAC(model, optimizer, **settings)
         return kfac, optimizer
 
 

@@ -7,6 +7,7 @@ every call before.
 """
 
 import faulthandler
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ import pytest
 PRELOAD = [
     "numpy",
     "pytest",
+    "sklearn.datasets",  # where it is installed
     "torch",
     "torch._dynamo",
     "torch.distributed.checkpoint",
@@ -187,6 +189,7 @@ def _rank(
     pipe: Connection, rank: int, ranks: int, folder: str, timeout: float, filters: list[str]
 ) -> None:
     """The life of one process: connect, call, answer, and wait to be killed."""
+    gc.freeze()  # a collection would look at all of torch, and copy it
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     with open(Path(folder) / f"stack{rank}", "w") as stack:
         faulthandler.register(signal.SIGUSR1, stack)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from natgrad.comm.torchrun import joined
-from natgrad.train import Settings, toml
-from natgrad.train.training import Training
+from natgrad.lab.train import Settings, toml
+from natgrad.lab.train.training import Training
 
 
 def main(file: str) -> None:

@@ -20,7 +20,7 @@ PLACEMENTS = {
 }
 
 
-def distance(run: Run, placement: natgrad.placement.Strategy) -> float:
+def distance(run: Run, placement: natgrad.placement.Placement) -> float:
     model = network(run.network)
     settings = {**run.kfac, "placement": placement, "group": natgrad.comm.MPI()}
     kfac, optimizer = Run(run.network, "plain", settings).make(model)

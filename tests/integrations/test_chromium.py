@@ -7,14 +7,15 @@ from io import BytesIO
 import pytest
 
 from integrations.chromium import Browser, found
-from natgrad.report import page
-from natgrad.train.comparison import table
-from unit.report import made
+from natgrad.lab.compare import table
+from natgrad.lab.report import page
+from unit.lab.report import sample_folders as made
 
 pytest.importorskip("matplotlib")
-pytestmark = pytest.mark.skipif(
-    found() is None, reason="chromium is not installed (Debian: chromium)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(found() is None, reason="chromium is not installed (Debian: chromium)"),
+]
 
 BLUE = (0, 114, 178)  # of K-FAC's curves
 

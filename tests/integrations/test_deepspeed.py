@@ -130,10 +130,10 @@ def test_a_step_that_fails_leaves_no_gradients_behind(taken, monkeypatch):
 
     def fails(_, samples=None):
         assert all(p.grad is not None for p in model.parameters())
-        raise natgrad.CaptureError("no statistics")
+        raise natgrad.errors.CaptureError("no statistics")
 
     monkeypatch.setattr(natgrad.KFAC, "step", fails)
-    with pytest.raises(natgrad.CaptureError, match="no statistics"):
+    with pytest.raises(natgrad.errors.CaptureError, match="no statistics"):
         kfac.step()
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(engine.taken[p], gradient) for p, gradient in before.items())
@@ -185,7 +185,7 @@ def test_learning_rates_are_those_of_the_copies(taken):
     ],
 )
 def test_what_cannot_be_done_is_said(config, message):
-    with pytest.raises(natgrad.SettingError) as error:
+    with pytest.raises(natgrad.errors.SettingError) as error:
         KFAC(Engine(*network(), **config))
     assert str(error.value) == message
 
@@ -207,10 +207,10 @@ def test_other_engines_are_refused():
             Pipeline(model, optimizer),
             "The DeepSpeed engine is a pipeline, whose train_batch() leaves no room for K-FAC "
             "before the optimizer's step: use a model without PipelineModule, or PyTorch's "
-            "pipelining with KFAC(stage, group=...).",
+            "pipelining with KFAC(stage, distributed=Distributed(group=...)).",
         ),
     ):
-        with pytest.raises(natgrad.SettingError) as error:
+        with pytest.raises(natgrad.errors.SettingError) as error:
             KFAC(engine)
         assert str(error.value) == message
 

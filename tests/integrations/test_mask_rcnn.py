@@ -1,4 +1,4 @@
-"""Mask R-CNN by torchvision with K-FAC on its two heads (P23), on drawn shapes.
+"""Mask R-CNN by torchvision with K-FAC on its two heads (Pauloski 2022), on drawn shapes.
 
 Skipped without torchvision, which has an environment of its own: make test-vision.
 """
@@ -15,17 +15,19 @@ import pytest
 import torch
 
 import natgrad
-from natgrad import KFAC, data
-from natgrad.models import MASK_RCNN_HEADS, mask_rcnn, small_mask_rcnn, vision
-from natgrad.train import preset, toml, train
-from natgrad.train.logs import read
-from unit.train import runs
+from natgrad import KFAC
+from natgrad.lab import data
+from natgrad.lab.models import MASK_RCNN_HEADS, mask_rcnn, small_mask_rcnn, vision
+from natgrad.lab.train import preset, toml, train
+from natgrad.lab.train.logs import read
+from unit.lab.train import digit_runs as runs
 
 pytestmark = pytest.mark.skipif(
     find_spec("torchvision") is None, reason="torchvision is not installed (make test-vision)"
 )
 HERE = Path(__file__).parent
 SIDE = 96
+HEADS = natgrad.MeanLoss(regions=MASK_RCNN_HEADS)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_both_networks_have_the_parts_of_the_paper():
 def test_coverage(folder):
     """K-FAC is for the box head and the mask head, and for nothing else."""
     model = small_mask_rcnn(4, width=8, side=SIDE)
-    kfac = KFAC(model, kl_clip=None, include=MASK_RCNN_HEADS, regions=MASK_RCNN_HEADS)
+    kfac = KFAC(model, kl_clip=None, include=MASK_RCNN_HEADS, loss=HEADS)
     covered = {id(p) for block in kfac.blocks for p in block.parameters}
     heads = model.roi_heads
     parts = (heads.box_head, heads.box_predictor, heads.mask_head, heads.mask_predictor)
@@ -125,7 +127,7 @@ def preconditioned(images, targets, sizes):
     heads = model.roi_heads
     heads.fg_bg_sampler.batch_size_per_image = 2000
     heads.fg_bg_sampler.positive_fraction = 0.5
-    kfac = KFAC(model, kl_clip=None, include=MASK_RCNN_HEADS, regions=MASK_RCNN_HEADS)
+    kfac = KFAC(model, kl_clip=None, include=MASK_RCNN_HEADS, loss=HEADS)
     seen, first = [], 0
     heads.mask_head.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     heads.box_head.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
@@ -158,7 +160,7 @@ def test_the_loss_falls(folder):
     torch.manual_seed(0)
     model = small_mask_rcnn(4, width=8, side=SIDE)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    heads = {"include": MASK_RCNN_HEADS, "regions": MASK_RCNN_HEADS}
+    heads = {"include": MASK_RCNN_HEADS, "loss": HEADS}
     kfac = KFAC(model, optimizer, damping=0.3, **heads)
     images, targets = data.coco_folder(folder).train.take(range(4), [[]] * 4)
     history = []

@@ -84,7 +84,7 @@ def test_gradients_of_samples(problem):
     ]
     exact = truth(dense.sample_gradients, problem)
     assert close(torch.cat(rows), exact), "BackPACK is not what autograd gives"
-    found = list(ours(natgrad.Problem, problem).sample_gradients())
+    found = list(ours(natgrad.operators.Problem, problem).sample_gradients())
     assert [len(batch) for batch in found] == [len(batch) for batch in rows]
     assert close(torch.cat(found), torch.cat(rows))
 

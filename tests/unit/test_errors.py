@@ -7,8 +7,9 @@ from torch import nn
 from torch.optim import SGD
 
 import natgrad
-from loops import MLP, NETS, backward, often
-from natgrad import KFAC, CaptureError, CoverageError, SettingError
+from natgrad import KFAC
+from natgrad.errors import CaptureError, CoverageError, SettingError
+from training_loops import MLP, NETS, backward, often
 
 
 def kfac(model=None, **settings):
@@ -85,8 +86,13 @@ class TestArguments:
     def test_batch_axis(self):
         says(
             SettingError,
-            "batch_axis is -1 but must be a whole number of at least 0: pass such an int.",
-            lambda: kfac(batch_axis=-1),
+            "MeanLoss.batch_axis is -1 but must be a whole number of at least 0: pass such an int.",
+            lambda: natgrad.MeanLoss(batch_axis=-1),
+        )
+        says(
+            SettingError,
+            "SumLoss.batch_axis is 0.5 but must be a whole number of at least 0: pass such an int.",
+            lambda: natgrad.SumLoss(batch_axis=0.5),
         )
 
     def test_scaler(self):
@@ -113,8 +119,8 @@ class TestSettings:
             ("damping", -1.0, "finite and at least 0"),
             ("damping", "small", "finite and at least 0"),
             ("damping", None, "finite and at least 0"),
-            ("decay", 1.0, "in [0, 1)"),
-            ("decay", -0.1, "in [0, 1)"),
+            ("factor_decay", 1.0, "in [0, 1)"),
+            ("factor_decay", -0.1, "in [0, 1)"),
             ("norm_damping", float("inf"), "finite and at least 0"),
         ],
     )
@@ -150,18 +156,85 @@ class TestSettings:
         )
 
     def test_terms_per_sample(self):
+        for loss in (natgrad.MeanLoss, natgrad.SumLoss):
+            says(
+                SettingError,
+                f"{loss.__name__}.terms_per_sample is 0 but must be finite and above 0: pass such "
+                "a number.",
+                loss,
+                terms_per_sample=0,
+            )
+
+    @pytest.mark.parametrize("given", ["mean", None, F.cross_entropy, natgrad.SumLoss])
+    def test_loss(self, given):
         says(
             SettingError,
-            "terms_per_sample is 0 but must be finite and above 0: pass such a number.",
-            lambda: kfac(terms_per_sample=0),
+            f"loss is {given!r} but must say how the loss adds up its samples: pass "
+            "natgrad.MeanLoss() or natgrad.SumLoss().",
+            lambda: kfac(loss=given),
         )
 
-    def test_reduction(self):
+    @pytest.mark.parametrize("given", [["box"], {1: 2}], ids=repr)
+    def test_regions(self, given):
         says(
             SettingError,
-            "reduction is 'none' but must be 'mean' or 'sum': say which of them the loss is over "
-            "the samples of a step.",
-            lambda: kfac(reduction="none"),
+            f"MeanLoss.regions is {given!r} but must map patterns of modules to numbers: pass one "
+            "such as {'roi_heads.*': 1}.",
+            lambda: natgrad.MeanLoss(regions=given),
+        )
+        says(
+            SettingError,
+            "MeanLoss.regions['box'] is 0 but must be finite and above 0: pass such a number.",
+            lambda: natgrad.MeanLoss(regions={"box": 0}),
+        )
+
+    @pytest.mark.parametrize("given", [None, "auto", natgrad.Distributed], ids=repr)
+    def test_distributed(self, given):
+        says(
+            SettingError,
+            f"distributed is {given!r} but must be a natgrad.Distributed: pass "
+            "natgrad.Distributed().",
+            lambda: kfac(distributed=given),
+        )
+
+    def test_a_placement_as_distributed(self):
+        given = natgrad.CommOpt()
+        says(
+            SettingError,
+            f"distributed is {given!r} but must be a natgrad.Distributed: pass "
+            f"natgrad.Distributed(placement={given!r}).",
+            lambda: kfac(distributed=given),
+        )
+
+    @pytest.mark.parametrize("given", ["auto", natgrad.CommOpt, 0.5], ids=repr)
+    def test_placement(self, given):
+        says(
+            SettingError,
+            f"Distributed.placement is {given!r} but must be a placement: pass an object such as "
+            "natgrad.CommOpt() or natgrad.Hybrid(0.5).",
+            lambda: natgrad.Distributed(given),
+        )
+
+    @pytest.mark.parametrize("given", [torch.int32, "bfloat16"], ids=repr)
+    def test_wire_dtype(self, given):
+        says(
+            SettingError,
+            f"Distributed.wire_dtype is {given!r} but must be None or one of torch.float64, "
+            "torch.float32, torch.bfloat16, torch.float16: pass torch.bfloat16 for half the bytes.",
+            lambda: natgrad.Distributed(wire_dtype=given),
+        )
+
+    def test_how_factors_travel(self):
+        says(
+            SettingError,
+            "Distributed.packed is 'yes' but must be True or False: pass True for half the bytes.",
+            lambda: natgrad.Distributed(packed="yes"),
+        )
+        says(
+            SettingError,
+            "Distributed.bucket_bytes is 0 but must be a whole number of at least 1: pass such an "
+            "int.",
+            lambda: natgrad.Distributed(bucket_bytes=0),
         )
 
     @pytest.mark.parametrize("name", ["update_every", "refresh_every"])
@@ -178,7 +251,9 @@ class TestSettings:
             lambda: kfac(**{name: {"A": 1, "B": 2}}),
         )
 
-    @pytest.mark.parametrize("given", [natgrad.Drift(0.1), {"A": natgrad.Drift(0.1), "G": 1}])
+    @pytest.mark.parametrize(
+        "given", [natgrad.schedules.Drift(0.1), {"A": natgrad.schedules.Drift(0.1), "G": 1}]
+    )
     def test_drift_of_what_is_not_updated(self, given):
         says(
             SettingError,
@@ -191,25 +266,25 @@ class TestSettings:
         says(
             SettingError,
             "LevenbergMarquardt.start is 0 but must be finite and above 0: pass such a number.",
-            lambda: natgrad.LevenbergMarquardt(start=0),
+            lambda: natgrad.schedules.LevenbergMarquardt(start=0),
         )
         says(
             SettingError,
             "LevenbergMarquardt.decay is 1.0 but must be in (0, 1): pass such a number.",
-            lambda: natgrad.LevenbergMarquardt(decay=1.0),
+            lambda: natgrad.schedules.LevenbergMarquardt(decay=1.0),
         )
         says(
             SettingError,
             "LevenbergMarquardt.every is 2.5 but must be a whole number of at least 1: pass such "
             "an int.",
-            lambda: natgrad.LevenbergMarquardt(every=2.5),
+            lambda: natgrad.schedules.LevenbergMarquardt(every=2.5),
         )
 
     def test_adapt_without_a_rule(self):
         says(
             SettingError,
             "adapt() needs a damping that adapts, but damping is 0.02: pass "
-            "damping=natgrad.LevenbergMarquardt() to KFAC.",
+            "damping=natgrad.schedules.LevenbergMarquardt() to KFAC.",
             lambda: kfac(damping=0.02).adapt(1.0, 0.5),
         )
 
@@ -370,7 +445,7 @@ class TestCapture:
 
     def test_a_sum_over_an_unknown_number(self):
         model = NETS["mlp"].model()
-        it = kfac(model, reduction="sum", **often(update_every=2))
+        it = kfac(model, loss=natgrad.SumLoss(), **often(update_every=2))
         x, y = MLP.batch()
         F.cross_entropy(model(x), y, reduction="sum").backward()
         it.step()
@@ -378,8 +453,8 @@ class TestCapture:
         F.cross_entropy(model[4](model[:4](x)), y, reduction="sum").backward()
         says(
             CaptureError,
-            "reduction='sum' needs the number of samples, but the model itself was not called "
-            "since the last step. Call the model KFAC was given, or pass step(samples=...).",
+            "SumLoss() needs the number of samples, but the model itself was not called since the "
+            "last step. Call the model KFAC was given, or pass step(samples=...).",
             it.step,
         )
         it.step(samples=16)
@@ -390,6 +465,6 @@ class TestKinds:
         assert issubclass(SettingError, ValueError)
         assert issubclass(CoverageError, ValueError)
         assert issubclass(CaptureError, RuntimeError)
-        assert issubclass(natgrad.CheckpointError, ValueError)
-        for error in (SettingError, CoverageError, CaptureError, natgrad.CheckpointError):
+        assert issubclass(natgrad.errors.CheckpointError, ValueError)
+        for error in (SettingError, CoverageError, CaptureError, natgrad.errors.CheckpointError):
             assert issubclass(error, natgrad.NatgradError)

@@ -9,22 +9,24 @@ import torch.nn.functional as F
 import typer
 from torch import nn
 
-from natgrad import KFAC, SettingError, Wire
-from natgrad.cli import networks, options, progress, trace
-from natgrad.cli.trace import Profile, Record, Watch
+from natgrad import KFAC, Distributed
+from natgrad.cli import options, terminal, trace
+from natgrad.cli.trace import Profile, Record, SpanStopwatch
 from natgrad.comm import ProcessGroups, launch
 from natgrad.comm.recording import Recording
-from natgrad.placement import Strategy
+from natgrad.errors import SettingError
+from natgrad.lab.names import INVERSES
+from natgrad.placement import Placement
 from natgrad.tables import Column, Table, bytes_text, seconds_text
 
 
 def bench(
     network: options.NetworkOption,
     ranks: options.RanksOption = 2,
-    placement: options.PlacementOption = options.PlacementName.AUTO,
+    placement: options.PlacementOption = "auto",
     fraction: options.FractionOption = None,
     layout: options.LayoutOption = options.Layout.DDP,
-    inverse: options.InverseOption = options.InverseName.EIGEN,
+    inverse: options.InverseOption = "eigen",
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of one rank.")] = 16,
     sample: Annotated[
         str | None,
@@ -63,7 +65,7 @@ def bench(
 
     natgrad bench --network resnet20 --placement comm --trace trace.json
     """
-    found = networks.find(network)
+    found = options.network(network)
     shape = found.sample if sample is None else options.shape(sample)
     if shape is None:
         raise SettingError(
@@ -77,7 +79,7 @@ def bench(
             f"--trace is {file} but there is no folder {file.parent}: make it, or name a file "
             "elsewhere."
         )
-    job = Job(
+    job = BenchJob(
         network,
         (batch, *shape),
         options.placement(placement, fraction),
@@ -88,7 +90,7 @@ def bench(
         steps,
         ops,
     )
-    with progress.status(f"Training {network} on {ranks} rank{'' if ranks == 1 else 's'}"):
+    with terminal.status(f"Training {network} on {ranks} rank{'' if ranks == 1 else 's'}"):
         records = launch.run(measure, job, ranks=ranks, threads=threads)
     typer.echo(spans_table(job, records))
     if ranks > 1:
@@ -100,37 +102,36 @@ def bench(
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchJob:
     """What the ranks are told to do."""
 
     network: str
     inputs: tuple[int, ...]
-    placement: Strategy
+    placement: Placement
     layout: options.Layout
-    inverse: options.InverseName
+    inverse: str
     intervals: tuple[int, int]  # update, refresh
     bucket: int
     steps: int
     ops: bool = False
 
 
-def measure(job: Job) -> Record:
+def measure(job: BenchJob) -> Record:
     """On one rank: train, and note everything."""
     comm = Recording(ProcessGroups())
     torch.manual_seed(0)
-    model = _laid_out(networks.find(job.network)(), job.layout)
+    model = _laid_out(options.network(job.network)(), job.layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     kfac = KFAC(
         model,
         optimizer,
-        inverse=job.inverse.made(),
-        placement=job.placement,
+        inverse=INVERSES[job.inverse](),
         update_every=job.intervals[0],
         refresh_every=job.intervals[1],
-        wire=Wire(bucket_bytes=job.bucket),
-        group=comm,
+        distributed=Distributed(job.placement, comm, bucket_bytes=job.bucket),
     )
-    watch = kfac.watch = kfac.statistics.watch = Watch()
+    watch = SpanStopwatch()
+    kfac.time_with(watch)
     torch.manual_seed(1 + comm.rank)
     inputs = torch.randn(job.inputs)
     with Profile(job.ops and comm.rank == 0) as profile:
@@ -148,7 +149,7 @@ def measure(job: Job) -> Record:
                     kfac.step()
                 with watch("optimizer.step"):
                     optimizer.step()
-    return Record(comm.rank, kfac.plan.strategy, watch.spans, comm.flights, profile.ops)
+    return Record(comm.rank, kfac.plan.strategy, watch.spans, comm.messages, profile.ops)
 
 
 def _laid_out(model: nn.Module, layout: options.Layout) -> nn.Module:
@@ -161,7 +162,7 @@ def _laid_out(model: nn.Module, layout: options.Layout) -> nn.Module:
             return model
 
 
-def spans_table(job: Job, records: list[Record]) -> Table:
+def spans_table(job: BenchJob, records: list[Record]) -> Table:
     """Where the time went, over all ranks and steps."""
     names = dict.fromkeys(span.name for record in records for span in record.spans)
     first = ("step", "forward", "backward", "kfac.step", "optimizer.step")
@@ -184,18 +185,18 @@ def spans_table(job: Job, records: list[Record]) -> Table:
 
 def flights_table(records: list[Record]) -> Table:
     """What was sent for which purpose, and how much of its way was under a backward pass."""
-    flights = [(record, flight) for record in records for flight in record.flights]
+    messages = [(record, message) for record in records for message in record.messages]
     rows = []
-    for purpose in dict.fromkeys(flight.purpose for _, flight in flights):
-        some = [(record, flight) for record, flight in flights if flight.purpose == purpose]
-        flown = sum((flight.arrived or flight.launched) - flight.launched for _, flight in some)
-        hidden = sum(record.hidden(flight) for record, flight in some)
-        waited = sum(end - begin for _, flight in some for begin, end in flight.waits)
+    for purpose in dict.fromkeys(message.purpose for _, message in messages):
+        some = [(record, message) for record, message in messages if message.purpose == purpose]
+        flown = sum((message.arrived or message.launched) - message.launched for _, message in some)
+        hidden = sum(record.hidden(message) for record, message in some)
+        waited = sum(end - begin for _, message in some for begin, end in message.waits)
         rows.append(
             (
                 purpose,
                 str(len(some) // len(records)),
-                bytes_text(sum(flight.sent for _, flight in some) / len(records)),
+                bytes_text(sum(message.sent for _, message in some) / len(records)),
                 seconds_text(flown / len(records) / 1e9),
                 f"{100 * hidden / max(1, flown):.0f}%",
                 seconds_text(waited / len(records) / 1e9),

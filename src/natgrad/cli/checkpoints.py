@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.errors import SettingError
-from natgrad.models import weights
+from natgrad.lab.models import weights
 
 _PAIRS = (("inputs", "targets"), ("x", "y"), ("images", "labels"))
 

@@ -18,27 +18,31 @@ from natgrad.cli.flags import (
     typed,
     with_flags,
 )
+from natgrad.comm.agreement import raise_on_all_ranks
 from natgrad.comm.torchrun import joined
 from natgrad.errors import SettingError
-from natgrad.tables import Column, Table
-from natgrad.train.comparison import (
+from natgrad.lab.compare import (
     CONTENDERS,
     Comparison,
+    ComparisonSetup,
     Contender,
-    Question,
-    contenders,
     sentences,
     table,
 )
-from natgrad.train.comparison import (
+from natgrad.lab.compare import (
     compare as run,
 )
-from natgrad.train.comparison.contender import OWN
-from natgrad.train.comparison.question import NAME, read
-from natgrad.train.comparison.summary import narrow
-from natgrad.train.comparison.telling import shown
-from natgrad.train.settings import Settings
-from natgrad.train.together import together
+from natgrad.lab.compare.contender import (
+    OPTIMIZER_SETTINGS,
+    chosen_contenders,
+    key_of,
+    preset_contender,
+)
+from natgrad.lab.compare.progress_bar import shown
+from natgrad.lab.compare.setup import NAME, read
+from natgrad.lab.compare.summary import narrow
+from natgrad.lab.train.settings import Settings
+from natgrad.tables import Column, Table
 
 # Flags of the task that help shows; --flags lists all.
 MAIN = ("data", "network", "batch_size", "epochs", "steps", "weight_decay", "seed")
@@ -61,13 +65,13 @@ class Options:
     name: str | None
 
     def plain(self) -> dict[str, Any]:
-        """What is given and goes to the question as it is."""
+        """What is given and goes to the setup as it is."""
         names = ("trials", "seeds", "metric", "on", "target", "threads", "name")
         found = {name: getattr(self, name) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 
 
-def question(
+def comparison_setup(
     name: str | None,
     file: Path | None,
     out: Path | None,
@@ -75,7 +79,7 @@ def question(
     given: dict[str, Any],
     *,
     resume: bool,
-) -> tuple[Question, Path]:
+) -> tuple[ComparisonSetup, Path]:
     """What is asked, by flags or by the comparison in the folder."""
     if out is None:
         raise SettingError("A comparison needs a folder for runs and results: pass --out FOLDER.")
@@ -91,15 +95,16 @@ def question(
     if name is not None:
         values |= {one: 0 for one in _DECIDED if one not in given}
     task = Settings(**values)
-    chosen = _chosen(options, contenders(task), tuple(CONTENDERS))
+    known = {**CONTENDERS, "preset": preset_contender(task)}
+    chosen = _chosen(options, known, tuple(CONTENDERS))
     _refuse_unused(given, chosen)
     title = name or (file.stem if file is not None else task.data)
-    return Question(task, chosen, **{"name": title, **options.plain()}), out
+    return ComparisonSetup(task, chosen, **{"name": title, **options.plain()}), out
 
 
-def _gone_on(before: Question, options: Options, given: dict[str, Any]) -> Question:
+def _gone_on(before: ComparisonSetup, options: Options, given: dict[str, Any]) -> ComparisonSetup:
     for one in given:
-        if one in OWN:
+        if one in OPTIMIZER_SETTINGS:
             raise SettingError(
                 f"{flag(one)} is given but what optimizers are told stays as it began: leave it "
                 "out to go on, or name another folder with --out."
@@ -113,21 +118,19 @@ def _gone_on(before: Question, options: Options, given: dict[str, Any]) -> Quest
 def _chosen(
     options: Options, known: dict[str, Contender], usual: tuple[str, ...]
 ) -> tuple[Contender, ...]:
-    keys = usual
+    words = usual
     if options.optimizers is not None:
-        keys = tuple(part.strip() for part in options.optimizers.split(",") if part.strip())
-    for key in keys:
-        if key not in known:
+        words = tuple(part.strip() for part in options.optimizers.split(",") if part.strip())
+    found = chosen_contenders(words, known)
+    rates, keys = _rates(options.rates or ""), [one.key for one in found]
+    for word in rates:
+        if key_of(word) not in keys:
             raise SettingError(
-                f"There is no optimizer {key!r}: name some of {', '.join(known)}, with commas."
+                f"--rates names {word!r}, which does not take part: name some of "
+                f"{', '.join(words)}."
             )
-    rates = _rates(options.rates or "")
-    for key in rates:
-        if key not in keys:
-            raise SettingError(
-                f"--rates names {key!r}, which does not take part: name some of {', '.join(keys)}."
-            )
-    return tuple(replace(known[key], lr=rates.get(key, known[key].lr)) for key in keys)
+    middle = {key_of(word): lr for word, lr in rates.items()}
+    return tuple(replace(one, lr=middle.get(one.key, one.lr)) for one in found)
 
 
 def _rates(text: str) -> dict[str, float]:
@@ -149,7 +152,7 @@ def _refuse_unused(given: dict[str, Any], chosen: tuple[Contender, ...]) -> None
     if any(one.key == "preset" for one in chosen):
         return
     for name in given:
-        if name in OWN:
+        if name in OPTIMIZER_SETTINGS:
             instead = "--rates" if name == "lr" else "preset among --optimizers"
             raise SettingError(
                 f"{flag(name)} is for one optimizer alone, that of the preset, which does not take "
@@ -160,10 +163,13 @@ def _refuse_unused(given: dict[str, Any], chosen: tuple[Contender, ...]) -> None
 def listing_table(task: Settings) -> Table:
     rows = [
         (one.key, one.name, f"{one.lr:g}", one.missing() or one.about)
-        for one in contenders(task).values()
+        for one in (*CONTENDERS.values(), preset_contender(task))
     ]
     columns = (Column("key"), Column("name"), Column("lr", "right"), Column("what it is"))
-    footer = "lr is the middle of the learning rates that are tried. All but preset by default."
+    footer = (
+        "lr is the middle of the learning rates that are tried. All but preset by default. Your "
+        "own as module:function; kfac- before a name puts K-FAC in front of that optimizer."
+    )
     return Table("Optimizers", columns, tuple(rows), footer)
 
 
@@ -191,7 +197,7 @@ def compare(
     optimizers: Annotated[
         str | None,
         typer.Option(
-            "--optimizers", metavar="LIST", help="Keys of --list, with commas; by default all."
+            "--optimizers", metavar="LIST", help="Of --list, or module:function, with commas."
         ),
     ] = None,
     trials: Annotated[
@@ -261,8 +267,8 @@ def compare(
         typer.echo(flags_table("natgrad compare", ELSE))
         return
     with joined() as (comm, _):
-        wanted, folder = together(
-            comm, lambda: question(name, file, out, options, given, resume=resume)
+        wanted, folder = raise_on_all_ranks(
+            comm, lambda: comparison_setup(name, file, out, options, given, resume=resume)
         )
         tell = shown(lambda text: typer.echo(text, err=True))
         found = run(wanted, folder, tell, resume=resume)

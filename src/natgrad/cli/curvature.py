@@ -8,12 +8,19 @@ import torch
 import typer
 from torch import nn
 
-from natgrad.cli import checkpoints, datasets, matrices, measured, networks, options, progress
-from natgrad.cli.findings import Findings, Wanted
-from natgrad.cli.matrices import MatrixName, StructureName
+from natgrad.cli import (
+    checkpoints,
+    datasets,
+    matrix_words,
+    measure_tables,
+    options,
+    terminal,
+)
+from natgrad.cli.findings import Findings, WantedFindings
 from natgrad.errors import SettingError
+from natgrad.lab.models.by_name import NamedNetwork
+from natgrad.lab.report import canvas
 from natgrad.operators import Problem
-from natgrad.report import canvas
 from natgrad.tables import Table
 
 
@@ -60,7 +67,7 @@ def curvature(
     draws: Annotated[int, _option("N", "Targets a sample, of mc; 1 by default.", 1)] = 1,
     damping: Annotated[float, _option("NUMBER", "Where matrices are inverted; 1e-3.", 0.0)] = 1e-3,
     eigenvalues: Annotated[int, _option("N", "The largest ones; 10 by default.", 1)] = 10,
-    measures: Annotated[str, _option("NAMES", f"all, or {', '.join(measured.NAMES)}.")] = "",
+    measures: Annotated[str, _option("NAMES", f"all, or {', '.join(measure_tables.NAMES)}.")] = "",
     quality: Annotated[
         bool, typer.Option("--quality", help="Compare structures, at two accuracies.")
     ] = False,
@@ -78,24 +85,24 @@ def curvature(
 
     natgrad curvature small-cnn digits --matrix hessian,ggn --plots pictures
     """
-    wanted = Wanted(
-        matrices.words(matrix, MatrixName, "--matrix"),
-        matrices.words(structure, StructureName, "--structure"),
-        measured.chosen(measures),
+    wanted = WantedFindings(
+        matrix_words.matrices(matrix),
+        matrix_words.structures(structure),
+        measure_tables.chosen(measures),
         eigenvalues,
         damping,
         draws,
         seed,
     )
     _check_files(plots, file)
-    found = networks.find(network)
+    found = options.network(network)
     model = build(found, checkpoint, double=double, seed=seed)
     like = next(model.parameters(), torch.empty(0))
     shape = None if sample is None else options.shape(sample)
-    criterion = matrices.loss(loss)
-    read = datasets.Wanted(samples, batch_size, seed, shape, like.dtype, like.device)
+    criterion = matrix_words.loss(loss)
+    read = datasets.WantedData(samples, batch_size, seed, shape, like.dtype, like.device)
     batches = datasets.find(data, found, model, criterion, read)
-    with progress.status("Looking at the model and the data"):
+    with terminal.status("Looking at the model and the data"):
         some = None if parameters is None else [one.strip() for one in parameters.split(",")]
         problem = Problem(model, criterion, batches, parameters=some, progress=False)
     findings = Findings(problem, wanted, f"{network} on {data}")
@@ -115,9 +122,7 @@ def curvature(
         typer.echo(f"All numbers are in {file}.")
 
 
-def build(
-    found: networks.Network, checkpoint: Path | None, *, double: bool, seed: int
-) -> nn.Module:
+def build(found: NamedNetwork, checkpoint: Path | None, *, double: bool, seed: int) -> nn.Module:
     """The model in evaluation mode, with its own weights or those of the checkpoint."""
     torch.manual_seed(seed)
     model = found().double() if double else found()

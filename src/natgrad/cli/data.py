@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from natgrad.cli import progress
-from natgrad.data import places
-from natgrad.data.get import get as bring
-from natgrad.data.get import named
-from natgrad.data.sources import ALL, Source
+from natgrad.cli import terminal
 from natgrad.errors import DataError
+from natgrad.lab.data import locations
+from natgrad.lab.data.get import get as bring
+from natgrad.lab.data.get import named
+from natgrad.lab.data.sources import ALL, Source
 from natgrad.tables import Column, Table, bytes_text
 
 data = typer.Typer(
@@ -63,7 +63,7 @@ def get(
     """
     for source in [named(name) for name in names]:
         try:
-            with progress.transfer(f"Getting {source.title}") as report:
+            with terminal.transfer(f"Getting {source.title}") as report:
                 folder = bring(source, to, None if mirror is None else [mirror], report)
         except KeyboardInterrupt:
             raise DataError(
@@ -74,7 +74,7 @@ def get(
 
 def _where(source: Source) -> str:
     try:
-        found = places.find(source)
+        found = locations.find(source)
     except DataError:
         if source.remotes:
             return f"natgrad data get {source.name} ({bytes_text(source.size)})"

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natgrad.cli import checkpoints, imports
-from natgrad.cli.loaded import Loaded
-from natgrad.cli.networks import Network
+from natgrad.cli import checkpoints
+from natgrad.cli.user_data import Loaded
 from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss
-from natgrad.data import digits
 from natgrad.errors import DataError, SettingError
+from natgrad.lab import registry
+from natgrad.lab.data import digits
+from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.operators.data import Batch as Call
 from natgrad.operators.data import Data
 
@@ -22,7 +23,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedData:
     """``samples``: how many at most, chosen at random; ``shape`` of one input, if it was given."""
 
     samples: int | None
@@ -33,7 +34,7 @@ class Wanted:
     device: torch.device
 
 
-def find(name: str, network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> Any:
+def find(name: str, network: NamedNetwork, model: nn.Module, loss: Loss, wanted: WantedData) -> Any:
     """A list of batches, or what the function returned, in the model's dtype."""
     if name == "digits":
         return _cut(*_digits(model, wanted), wanted)
@@ -44,8 +45,8 @@ def find(name: str, network: Network, model: nn.Module, loss: Loss, wanted: Want
         if not inputs.is_floating_point() and not _takes_tokens(model):
             inputs = inputs.to(wanted.dtype)  # such as bytes of images
         return _cut(*_typed(inputs, targets, wanted), wanted)
-    if imports.is_path(name):
-        made = _made(imports.function(name, "DATA", "batches (inputs, targets)"), name)
+    if registry.is_path(name):
+        made = _made(registry.function(name, "DATA", "batches (inputs, targets)"), name)
         loaded = Loaded(Data(made), wanted.dtype, wanted.device)
         if wanted.samples is None and wanted.batch_size is None:
             return loaded if loaded.differs() else made
@@ -67,7 +68,7 @@ def _made(function: Callable[..., Any], name: str) -> Any:
         ) from error
 
 
-def _cut(inputs: Tensor, targets: Tensor, wanted: Wanted) -> list[Batch]:
+def _cut(inputs: Tensor, targets: Tensor, wanted: WantedData) -> list[Batch]:
     """Into batches; some samples at random if not all are wanted."""
     if wanted.samples is not None and wanted.samples < len(inputs):
         chosen = _chosen(len(inputs), wanted)
@@ -75,7 +76,7 @@ def _cut(inputs: Tensor, targets: Tensor, wanted: Wanted) -> list[Batch]:
     return _split(inputs, targets, wanted)
 
 
-def _chosen(count: int, wanted: Wanted) -> Tensor:
+def _chosen(count: int, wanted: WantedData) -> Tensor:
     """Which of ``count`` samples, in their order."""
     if wanted.samples is None or wanted.samples >= count:
         return torch.arange(count)
@@ -83,7 +84,7 @@ def _chosen(count: int, wanted: Wanted) -> Tensor:
     return order[: wanted.samples].sort().values
 
 
-def _split(inputs: Tensor, targets: Tensor, wanted: Wanted) -> list[Batch]:
+def _split(inputs: Tensor, targets: Tensor, wanted: WantedData) -> list[Batch]:
     size = wanted.batch_size or len(inputs)
     return list(zip(inputs.split(size), targets.split(size), strict=True))
 
@@ -94,7 +95,7 @@ def _takes_tokens(model: nn.Module) -> bool:
     return isinstance(next(layers, None), nn.Embedding | nn.EmbeddingBag)
 
 
-def _typed(inputs: Tensor, targets: Tensor, wanted: Wanted) -> Batch:
+def _typed(inputs: Tensor, targets: Tensor, wanted: WantedData) -> Batch:
     """Where the model is, real numbers in its dtype; indices of classes and tokens as torch wants
     them."""
 
@@ -104,7 +105,7 @@ def _typed(inputs: Tensor, targets: Tensor, wanted: Wanted) -> Batch:
     return typed(inputs), typed(targets)
 
 
-def _digits(model: nn.Module, wanted: Wanted) -> Batch:
+def _digits(model: nn.Module, wanted: WantedData) -> Batch:
     """All 1,797 images of 8 x 8, from 0 to 1; flat for a model that takes them so."""
     try:
         pairs = [part.unit().tensors() for part in digits()]
@@ -130,7 +131,7 @@ def _digits(model: nn.Module, wanted: Wanted) -> Batch:
     return fits[0], labels
 
 
-def _random(network: Network, model: nn.Module, loss: Loss, wanted: Wanted) -> Batch:
+def _random(network: NamedNetwork, model: nn.Module, loss: Loss, wanted: WantedData) -> Batch:
     """Standard normal inputs, and targets of the kind that the loss takes."""
     shape = wanted.shape or network.sample
     if shape is None:

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.cli import measured, progress
-from natgrad.cli.matrices import MatrixName, StructureName
-from natgrad.cli.training import LIMIT, accuracy, train
+from natgrad.cli import matrix_words, measure_tables, terminal
+from natgrad.cli.short_training import LIMIT, accuracy, train
 from natgrad.errors import SettingError
+from natgrad.lab.report import curvature_plots as pictures
+from natgrad.lab.report import matrix_tables as matrices
+from natgrad.lab.report import quality
+from natgrad.lab.report.dense_cache import written
+from natgrad.lab.report.sizes import layers_table, sizes
 from natgrad.linalg.results import Number
 from natgrad.operators import Lanczos, Operator, Problem, block_norms
 from natgrad.operators.base import SMALL
-from natgrad.report import curvature as pictures
-from natgrad.report import matrices, quality
-from natgrad.report.sizes import layers_table, sizes
-from natgrad.report.written import written
 from natgrad.tables import Column, Table
 
 _ROUGH = Lanczos(tolerance=1e-2)  # for pictures of large matrices
@@ -27,9 +27,9 @@ _SAMPLED = 64  # products a layer, from which norms of large blocks are estimate
 
 
 @dataclass(frozen=True)
-class Wanted:
-    matrices: list[MatrixName]
-    structures: list[StructureName]
+class WantedFindings:
+    matrices: list[str]
+    structures: list[str]
     measures: list[str]
     eigenvalues: int
     damping: float
@@ -42,7 +42,7 @@ class Findings:
     """``numbers`` grows with what is found; ``drawn`` names the pictures."""
 
     problem: Problem
-    wanted: Wanted
+    wanted: WantedFindings
     title: str
     numbers: dict[str, Any] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Findings:
 
     def _about(self) -> Table:
         problem = self.problem
-        with progress.status("Loss and gradient"):
+        with terminal.status("Loss and gradient"):
             self.accuracy = accuracy(problem)
             facts = {
                 "samples": problem.samples,
@@ -86,24 +86,26 @@ class Findings:
     def _matrices(self) -> Iterator[matrices.Matrix]:
         want = self.wanted
         jobs = [(m, s) for m in want.matrices for s in want.structures]
-        for matrix, structure in progress.track(jobs, "Matrices"):
-            operator = written(matrix.made(self.problem, structure.made(), want.draws, want.seed))
-            label = matrix.letter
-            if structure is not StructureName.FULL:
-                label += f", {structure.value}"
+        for matrix, structure in terminal.track(jobs, "Matrices"):
+            kept = matrix_words.structure(structure)
+            made = matrix_words.matrix(matrix, self.problem, kept, want.draws, want.seed)
+            operator = written(made)
+            label = letter = matrix_words.MATRICES[matrix].letter
+            if structure != matrix_words.FULL:
+                label += f", {structure}"
             self.operators[label] = operator
             found = matrices.measure(
                 operator,
-                matrix.letter,
-                structure.value,
+                letter,
+                structure,
                 k=want.eigenvalues,
                 damping=want.damping,
                 seed=want.seed,
             )
             self.numbers.setdefault("matrices", []).append(
                 {
-                    "matrix": matrix.value,
-                    "structure": structure.value,
+                    "matrix": matrix,
+                    "structure": structure,
                     "trace": plain(found.trace),
                     "norm": plain(found.norm),
                     "largest": _pairs(found.largest),
@@ -116,21 +118,21 @@ class Findings:
 
     def _measures(self) -> Table:
         known = self.operators.get("H")
-        given = measured.Given(self.problem, known, self.wanted.damping, self.wanted.seed)
-        lines: list[measured.Line] = []
-        for name in progress.track(self.wanted.measures, "Measures"):
-            lines += measured.measure(name, given)
+        given = measure_tables.Given(self.problem, known, self.wanted.damping, self.wanted.seed)
+        lines: list[measure_tables.MeasureLine] = []
+        for name in terminal.track(self.wanted.measures, "Measures"):
+            lines += measure_tables.measure(name, given)
         self.numbers["measures"] = {
             one.name: {"why": one.about} if one.value is None else plain(one.value) for one in lines
         }
-        return measured.table(lines)
+        return measure_tables.table(lines)
 
     # Pictures.
 
     def draw(self, folder: Path) -> None:
         spectra, layers, blocks = [], [], []
         want = self.wanted
-        for name, operator in progress.track(list(self.operators.items()), "Pictures"):
+        for name, operator in terminal.track(list(self.operators.items()), "Pictures"):
             small = operator.closed or operator.size <= SMALL
             top = operator.eigenvalues(min(want.eigenvalues, operator.size)).values
             spectra.append(pictures.NamedSpectrum(name, operator.spectrum(seed=want.seed), top))
@@ -176,7 +178,7 @@ class Findings:
 
     def compare(self, target: float, folder: Path | None) -> list[Table]:
         want = self.wanted
-        with progress.status(f"Training to an accuracy of {target:g}"):
+        with terminal.status(f"Training to an accuracy of {target:g}"):
             trained, steps = train(self.problem, target)
             after = accuracy(trained)
         assert after is not None

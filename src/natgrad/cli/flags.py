@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from natgrad.errors import SettingError
+from natgrad.lab.train import toml
+from natgrad.lab.train.presets import PRESETS, preset
+from natgrad.lab.train.settings import Settings, kind, several, words_text
 from natgrad.tables import Column, Table
-from natgrad.train import toml
-from natgrad.train.presets import PRESETS, preset
-from natgrad.train.settings import Settings, kind, several
 
 PresetOption = Annotated[
     str | None, typer.Option("--preset", metavar="NAME", help="Settings by name.")
@@ -80,8 +80,7 @@ def flags_table(command: str, without: tuple[str, ...] = ()) -> Table:
     rows = []
     for one in fields(Settings):
         if one.name not in without:
-            words = ", ".join(one.metadata["words"])
-            about = f"{one.metadata['help']} {words}".strip()
+            about = f"{one.metadata['help']} {words_text(one)}".strip()
             rows.append((flag(one.name), _metavar(one), about))
     columns = (Column("flag"), Column(""), Column("what it says"))
     return Table(f"Flags of {command}", columns, tuple(rows))

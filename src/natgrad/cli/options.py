@@ -7,39 +7,14 @@ from typing import Annotated
 import torch
 import typer
 
-from natgrad.cli.networks import NAMED
 from natgrad.errors import SettingError
-from natgrad.inverses import Cholesky, Eigen, Inverse
-from natgrad.placement import (
-    Auto,
-    Cluster,
-    CommOpt,
-    Hybrid,
-    Local,
-    MemOpt,
-    ReduceScatter,
-    Strategy,
-)
+from natgrad.lab.models.by_name import NamedNetwork
+from natgrad.lab.names import INVERSES, NETWORKS, PLACEMENTS, PlacementRequest
+from natgrad.lab.registry import PATH
+from natgrad.placement import Cluster, Placement
 
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-class PlacementName(StrEnum):
-    AUTO = "auto"
-    MEM = "mem"
-    HYBRID = "hybrid"
-    COMM = "comm"
-    SCATTER = "scatter"
-    LOCAL = "local"
-
-
-class InverseName(StrEnum):
-    EIGEN = "eigen"
-    CHOLESKY = "cholesky"
-
-    def made(self) -> Inverse:
-        return Eigen() if self is InverseName.EIGEN else Cholesky()
 
 
 class Layout(StrEnum):
@@ -56,20 +31,23 @@ class WireDtype(StrEnum):
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.value]
 
 
+# Networks that have a size without the data of a task.
+SIZED = tuple(name for name, one in NETWORKS.entries().items() if one.alone is not None)
+
 NetworkOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help=f"{', '.join(NAMED)}; or a function that builds a model, as module:function.",
+        help=f"{', '.join(SIZED)}; or a function that builds a model, as {PATH}.",
     ),
 ]
 RanksOption = Annotated[
     int, typer.Option(metavar="N", min=1, help="Processes that train together.")
 ]
 PlacementOption = Annotated[
-    PlacementName,
+    str,
     typer.Option(
-        metavar="NAME", help=f"Who decomposes and preconditions what: {', '.join(PlacementName)}."
+        metavar="NAME", help=f"Who decomposes and preconditions what: {PLACEMENTS.help()}."
     ),
 ]
 FractionOption = Annotated[
@@ -83,8 +61,7 @@ LayoutOption = Annotated[
     typer.Option(metavar="NAME", help=f"How gradients lie on the ranks: {', '.join(Layout)}."),
 ]
 InverseOption = Annotated[
-    InverseName,
-    typer.Option(metavar="NAME", help=f"How factors are inverted: {', '.join(InverseName)}."),
+    str, typer.Option(metavar="NAME", help=f"How factors are inverted: {INVERSES.help()}.")
 ]
 UpdateOption = Annotated[
     int, typer.Option(metavar="N", min=1, help="Steps between updates of factors.")
@@ -150,31 +127,33 @@ def cluster(text: str) -> Cluster:
     return Cluster(flops, bandwidth, latency)
 
 
+def network(name: str) -> NamedNetwork:
+    """One that can be built without data."""
+    found = NETWORKS[name]
+    if found.alone is None:
+        raise SettingError(
+            f"Network {name!r} is built for the data of a task, and here are none: name one of "
+            f"{', '.join(SIZED)}, or a function that builds it as {PATH}."
+        )
+    return found
+
+
 def placement(
-    name: PlacementName,
+    name: str,
     share: str | None,
     memory_limit: int | None = None,
     machines: Cluster | None = None,
-) -> Strategy:
-    if share is not None and name is not PlacementName.HYBRID:
+) -> Placement:
+    made_by = PLACEMENTS[name]
+    if share is not None and name != "hybrid":
         raise SettingError(
-            f"--fraction {share} belongs to --placement hybrid but --placement is {name.value}: "
-            "leave one of them out."
+            f"--fraction {share} belongs to --placement hybrid but --placement is {name}: leave "
+            "one of them out."
         )
-    match name:
-        case PlacementName.AUTO:
-            return Auto(memory_limit, cluster=machines or Cluster())
-        case PlacementName.MEM:
-            return MemOpt()
-        case PlacementName.COMM:
-            return CommOpt()
-        case PlacementName.SCATTER:
-            return ReduceScatter()
-        case PlacementName.LOCAL:
-            return Local()
-    if share is None:
+    if share is None and name == "hybrid":
         raise SettingError(
             "--placement hybrid needs the share of ranks that precondition a layer: pass "
             "--fraction, such as 0.25."
         )
-    return Hybrid(fraction(share))
+    part = 1.0 if share is None else fraction(share)
+    return made_by(PlacementRequest(part, memory_limit, machines or Cluster()))

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from natgrad import KFAC, SettingError
-from natgrad.cli import networks, options, progress
+from natgrad import KFAC, Distributed
+from natgrad.cli import options, terminal
+from natgrad.errors import SettingError
+from natgrad.lab.names import INVERSES
 from natgrad.placement import (
     Auto,
     Cluster,
@@ -28,7 +30,7 @@ from natgrad.tables import Column, Table, bytes_text, seconds_text
 def plan(
     network: options.NetworkOption,
     ranks: options.RanksOption,
-    placement: options.PlacementOption = options.PlacementName.AUTO,
+    placement: options.PlacementOption = "auto",
     fraction: options.FractionOption = None,
     memory_limit: Annotated[
         str | None,
@@ -44,7 +46,7 @@ def plan(
         ),
     ] = "1e13,1e10,2e-5",
     layout: options.LayoutOption = options.Layout.DDP,
-    inverse: options.InverseOption = options.InverseName.EIGEN,
+    inverse: options.InverseOption = "eigen",
     update_every: options.UpdateOption = 10,
     refresh_every: options.RefreshOption = 100,
     wire_dtype: Annotated[
@@ -70,22 +72,19 @@ def plan(
     limit = None if memory_limit is None else options.size(memory_limit, "--memory-limit")
     strategy = options.placement(placement, fraction, limit, machines)
     kfac = KFAC(
-        networks.find(network).shapes(),
+        options.network(network).without_weights(),
         kl_clip=None,
-        inverse=inverse.made(),
+        inverse=INVERSES[inverse](),
         update_every=update_every,
         refresh_every=refresh_every,
-        wire_dtype=wire_dtype.made(),
+        distributed=Distributed(wire_dtype=wire_dtype.made()),
     )
     blocks, world = spread(kfac, ranks, layout)
-    compared = Comparison(blocks, world, machines, limit)
-    what = f"{network} on {ranks} rank{'' if ranks == 1 else 's'}, {layout.value}, {inverse.value}"
+    compared = PlacementComparison(blocks, world, machines, limit)
+    what = f"{network} on {ranks} rank{'' if ranks == 1 else 's'}, {layout.value}, {inverse}"
     title = f"Placements of {what}"
     try:
-        if placement is options.PlacementName.AUTO:
-            chosen = compared.best()
-        else:
-            chosen = strategy(blocks, world)
+        chosen = compared.best() if placement == "auto" else strategy(blocks, world)
     except SettingError:  # the others may show what would be possible
         typer.echo(compared.table(title))
         raise
@@ -145,7 +144,7 @@ def save(plan: Plan, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlacementComparison:
     """All placements of the same blocks, priced by the simulator."""
 
     blocks: Sequence[BlockSpec]
@@ -164,7 +163,7 @@ class Comparison:
         strategies += [one for one in (ReduceScatter(), Local()) if one not in strategies]
         plans = (
             strategy(self.blocks, self.world)
-            for strategy in progress.track(strategies, "Comparing placements")
+            for strategy in terminal.track(strategies, "Comparing placements")
         )
         return [(plan, simulate(plan, self.cluster)) for plan in plans]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from natgrad.cli import progress
-from natgrad.report import page
+from natgrad.cli import terminal
+from natgrad.lab.report import page
 
 
 def report(
@@ -34,7 +34,7 @@ def report(
 
     natgrad report first second --out both.html --open
     """
-    with progress.status("Drawing"):
+    with terminal.status("Drawing"):
         written = page.write(folders, out, png, title)
     typer.echo(f"The page is {written}.")
     if png is not None:

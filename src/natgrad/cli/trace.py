@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from natgrad.comm.recording import Flight
-from natgrad.runtime.timing import Stopwatch
+from natgrad.capture.stopwatch import Stopwatch
+from natgrad.comm.recording import MessageTimes
 
 Event = dict[str, Any]
 TRAINING, OPS = 1, 2  # tracks
@@ -36,7 +36,7 @@ class Span:
         return max(0, min(self.end, end) - max(self.start, start))
 
 
-class Watch(Stopwatch):
+class SpanStopwatch(Stopwatch):
     """Keeps every span and not only their sum; ``step`` is that of the next ones."""
 
     def __init__(self) -> None:
@@ -61,16 +61,16 @@ class Record:
     rank: int
     plan: str
     spans: list[Span]
-    flights: list[Flight]
+    messages: list[MessageTimes]
     ops: list[Event] = field(default_factory=list)
 
     def of(self, name: str) -> list[Span]:
         return [span for span in self.spans if span.name == name]
 
-    def hidden(self, flight: Flight) -> int:
-        """Nanoseconds of a flight during which a backward pass ran."""
-        end = flight.launched if flight.arrived is None else flight.arrived
-        return sum(span.overlap(flight.launched, end) for span in self.of("backward"))
+    def hidden(self, message: MessageTimes) -> int:
+        """Nanoseconds of a message during which a backward pass ran."""
+        end = message.launched if message.arrived is None else message.arrived
+        return sum(span.overlap(message.launched, end) for span in self.of("backward"))
 
     @property
     def start(self) -> int:
@@ -100,17 +100,17 @@ def _events(record: Record, origin: int) -> Iterator[Event]:
 
     for span in record.spans:
         yield slice_of(span.name, span.start, span.end, step=span.step)
-    for number, flight in enumerate(record.flights):
-        sizes = {"bytes": flight.sent, "received": flight.received}
-        about = {"purpose": flight.purpose, "kind": flight.kind, **sizes}
-        yield slice_of(f"launch {flight.purpose}", flight.launched, flight.left, **about)
-        for begin, end in flight.waits:
-            yield slice_of(f"wait for {flight.purpose}", begin, end, **about)
-        if flight.arrived is None:  # nobody asked for it before the recording ended
+    for number, message in enumerate(record.messages):
+        sizes = {"bytes": message.sent, "received": message.received}
+        about = {"purpose": message.purpose, "kind": message.kind, **sizes}
+        yield slice_of(f"launch {message.purpose}", message.launched, message.left, **about)
+        for begin, end in message.waits:
+            yield slice_of(f"wait for {message.purpose}", begin, end, **about)
+        if message.arrived is None:  # nobody asked for it before the recording ended
             continue
-        where = {"pid": rank, "tid": TRAINING, "cat": "in flight", "id": f"{rank}.{number}"}
-        for phase, time in (("b", flight.launched), ("e", flight.arrived)):
-            moment = {"name": flight.purpose, "ph": phase, "ts": microseconds(time)}
+        where = {"pid": rank, "tid": TRAINING, "cat": "in message", "id": f"{rank}.{number}"}
+        for phase, time in (("b", message.launched), ("e", message.arrived)):
+            moment = {"name": message.purpose, "ph": phase, "ts": microseconds(time)}
             yield moment | where | {"args": about}
     if record.ops:
         yield _named("thread_name", rank, OPS, "operations of torch")

@@ -19,14 +19,14 @@ from natgrad.cli.flags import (
     typed,
     with_flags,
 )
+from natgrad.comm.agreement import raise_on_all_ranks
 from natgrad.comm.torchrun import joined
 from natgrad.errors import SettingError
-from natgrad.train import toml
-from natgrad.train.loop import SETTINGS, Outcome
-from natgrad.train.loop import train as run
-from natgrad.train.progress import line, shown
-from natgrad.train.settings import Settings
-from natgrad.train.together import together
+from natgrad.lab.train import toml
+from natgrad.lab.train.loop import SETTINGS, Outcome
+from natgrad.lab.train.loop import train as run
+from natgrad.lab.train.progress_line import line, shown
+from natgrad.lab.train.settings import Settings
 
 # Flags that help shows; --flags lists all.
 _TASK = ("data", "network", "mixup", "erasing")
@@ -56,7 +56,9 @@ def main(
         typer.echo(toml.written(settings), nl=False)
         return
     with joined() as (comm, _):
-        settings, folder = together(comm, lambda: _asked(name, file, out, given, resume=resume))
+        settings, folder = raise_on_all_ranks(
+            comm, lambda: _asked(name, file, out, given, resume=resume)
+        )
         tell = shown(lambda text: typer.echo(text, err=True))
         outcome = run(settings, folder, tell, resume=resume)
     said = ending(settings, outcome, folder)

@@ -9,7 +9,7 @@ from natgrad.comm.base import Arrived, Communicator, Pending
 
 
 class Alone(Communicator):
-    """Spares the runtime every question of whether there are other processes."""
+    """The communicator of one process, so that no caller has to ask whether there are others."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=1)

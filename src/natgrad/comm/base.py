@@ -1,9 +1,14 @@
-"""What the runtime knows of other processes: pieces that travel between ranks, and sums over all.
+"""Collectives as K-FAC needs them: an exchange of pieces between ranks, and a sum over all of them.
 
 With ``x[r → s]`` the piece that rank r has for rank s, and W ranks::
 
-    exchange    rank s receives x[0 → s], x[1 → s], …, x[W-1 → s]
-    total       every rank receives Σ_r x[r]
+    exchange    rank s receives x[0 → s], x[1 → s], …, x[W-1 → s]     (all-to-all, uneven)
+    total       every rank receives Σ_r x[r]                          (all-reduce)
+
+A reduce-scatter is an exchange whose pieces the receiver sums itself: half the bytes of an
+all-reduce, in the order of the ranks and in float32 or better whatever the wire's dtype, so that
+every rank that keeps a factor has the same bits. Both collectives return at once, and `wait` gives
+the result, so that communication overlaps with computation.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +23,7 @@ from natgrad.errors import NatgradError, SettingError
 
 T = TypeVar("T")
 
-# What `total` adds up. 16-bit numbers travel as float32: added in bfloat16, 256 + 1 is 256.
+# What `total` sums. 16-bit numbers are sent as float32: added in bfloat16, 256 + 1 is 256.
 SUMMED_AS = {
     torch.float64: torch.float64,
     torch.float32: torch.float32,
@@ -37,12 +42,22 @@ class Traffic:
     """Bytes that this rank sent to others, and calls, both by purpose.
 
     A sum over W ranks counts as ``2 (W-1)/W`` times its bytes, which is what a ring sends.
+
+    Arguments:
+        sent: bytes by purpose, such as ``"factors"``.
+        calls: number of collectives by purpose.
     """
 
     sent: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
 
     def count(self, purpose: str, nbytes: float) -> None:
+        """Add one collective.
+
+        Arguments:
+            purpose: under which the traffic is counted, such as ``"factors"``.
+            nbytes: how many bytes this rank sends to others in it.
+        """
         self.sent[purpose] = self.sent.get(purpose, 0) + nbytes
         self.calls[purpose] = self.calls.get(purpose, 0) + 1
 
@@ -61,7 +76,7 @@ class Traffic:
 
 
 class Pending(Protocol):
-    """A message on its way."""
+    """A message that was sent and may not have arrived yet."""
 
     def wait(self) -> Tensor:
         """The received buffer, flat and contiguous; the same one at every call."""
@@ -69,7 +84,11 @@ class Pending(Protocol):
 
 
 class Arrived:
-    """A message that did not have to travel."""
+    """A message that did not have to be sent.
+
+    Arguments:
+        received: the flat tensor that `wait` returns.
+    """
 
     def __init__(self, received: Tensor) -> None:
         self._received = received
@@ -78,29 +97,33 @@ class Arrived:
         return self._received
 
 
-# A backend may still read and write the buffers of a message that nobody waits for, so they are
-# held here until it has arrived.
-_underway: set["Message"] = set()
+# A backend may still read and write the buffers of a transfer that nobody waits for, so they are
+# held here until it is complete.
+_in_flight: set["Transfer"] = set()
 
 
-class Message(ABC):
-    """A message that a backend carries; it lives until it has arrived, waited for or not.
+class Transfer(ABC):
+    """A collective in flight; it lives until it is complete, waited for or not.
 
-    ``received`` is what the backend writes to, given out as ``dtype``; ``buffers`` is all else it
-    uses. ``failure`` says whose message it is, such as "Rank 0 of 2 could not exchange 'factors'".
+    Arguments:
+        received: flat buffer that the backend writes to.
+        dtype: that `wait` converts it to.
+        failure: the start of an error sentence, such as ``"Rank 0 of 2 could not exchange
+            'factors'"``.
+        buffers: all else that the backend uses; kept alive until the message has arrived.
     """
 
     def __init__(self, received: Tensor, dtype: torch.dtype, failure: str, *buffers: object):
-        for message in list(_underway):
+        for message in list(_in_flight):
             if message._arrived():
-                _underway.discard(message)
+                _in_flight.discard(message)
         self._received: Tensor | None = received
         self._dtype = dtype
         self._failure = failure
         self._buffers = buffers
         self._waited = False
         self._cause: Exception | None = None
-        _underway.add(self)
+        _in_flight.add(self)
 
     @abstractmethod
     def _arrived(self) -> bool:
@@ -116,25 +139,30 @@ class Message(ABC):
             try:
                 self._finish()
             except Exception as error:
-                # A later message finds out when the backend has let go of the buffers.
+                # A later transfer notices when the backend has released the buffers.
                 self._cause, self._received = error, None
             else:
-                _underway.discard(self)
+                _in_flight.discard(self)
                 self._buffers = ()
                 if self._received is not None:
                     self._received = self._received.to(self._dtype)
         if self._received is None:
-            raise broken(self._failure, self._cause) from self._cause
+            raise communication_error(self._failure, self._cause) from self._cause
         return self._received
 
 
-def underway() -> int:
-    """How many messages have not arrived yet or were not found to have."""
-    return len(_underway)
+def in_flight() -> int:
+    """How many transfers are not known to be complete."""
+    return len(_in_flight)
 
 
-def broken(failure: str, cause: BaseException | None) -> CommunicationError:
-    """The error that says what failed and why; raise it ``from cause``."""
+def communication_error(failure: str, cause: BaseException | None) -> CommunicationError:
+    """The error that says what failed and why; raise it ``from cause``.
+
+    Arguments:
+        failure: the start of its sentence: which rank could not do what.
+        cause: the backend's error, of which the first line is quoted.
+    """
     reason = str(cause).strip().partition("\n")[0].rstrip(".")
     return CommunicationError(
         f"{failure} ({type(cause).__name__}: {reason}). Another rank has ended, hangs or took "
@@ -143,7 +171,12 @@ def broken(failure: str, cause: BaseException | None) -> CommunicationError:
 
 
 class Communicator(ABC):
-    """One of ``size`` ranks that call the same methods in the same order."""
+    """One of several ranks that call the same methods in the same order.
+
+    Arguments:
+        rank: number of this process among them, from 0.
+        size: how many ranks there are.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -158,11 +191,16 @@ class Communicator(ABC):
     def exchange(
         self, send: Tensor, sizes: Sequence[int], receive: Sequence[int], purpose: str
     ) -> Pending:
-        """Send every rank its piece; `wait` gives the pieces from rank 0, 1, … in one buffer.
+        """Send every rank its piece, an all-to-all with uneven pieces; `wait` gives the pieces from
+        rank 0, 1, … in one buffer. This rank's own piece is copied, and not counted as traffic.
 
-        ``send`` [sum(sizes)] holds the pieces for rank 0, 1, … one behind the other, and must not
-        be written to before the wait. ``receive`` says how many numbers each rank sends here. The
-        own piece is copied, and not counted as traffic.
+        Arguments:
+            send: ``[sum(sizes)]``, contiguous and of any dtype: the pieces for rank 0, 1, … one
+                behind the other. Must not be written to before the wait.
+            sizes: how many numbers go to each rank; 0 sends it nothing.
+            receive: how many numbers each rank sends here; must be what that rank has in its
+                ``sizes``.
+            purpose: name under which the traffic is counted, such as ``"factors"``.
         """
         sizes, receive = list(sizes), list(receive)
         self._check(send, "exchange", purpose)
@@ -189,9 +227,14 @@ class Communicator(ABC):
         )
 
     def total(self, numbers: Tensor, purpose: str) -> Pending:
-        """Sum over the ranks, as a new tensor of the shape and dtype of ``numbers`` [n].
+        """Sum over the ranks (an all-reduce), as a new tensor of the same shape and dtype.
 
-        float16 and bfloat16 are added up, and so also sent and counted, as float32.
+        float16 and bfloat16 are summed, and so also sent and counted, as float32.
+
+        Arguments:
+            numbers: ``[n]``, contiguous, of the same length on all ranks; float64, float32,
+                bfloat16, float16 or int64.
+            purpose: name under which the traffic is counted, such as ``"gradients"``.
         """
         self._check(numbers, "total", purpose)
         if numbers.dtype not in SUMMED_AS:
@@ -207,7 +250,12 @@ class Communicator(ABC):
         )
 
     def gather(self, value: object) -> list[Any]:
-        """Every rank's ``value``, small and picklable, in rank order; it is not counted."""
+        """Every rank's value, in rank order (an all-gather of objects); it waits for all ranks and
+        is not counted as traffic.
+
+        Arguments:
+            value: any picklable object; small, as it goes to every rank.
+        """
         return self._carry("gather values", lambda failure: self._gather(value))
 
     @abstractmethod
@@ -230,7 +278,7 @@ class Communicator(ABC):
         except NatgradError:
             raise
         except Exception as error:
-            raise broken(failure, error) from error
+            raise communication_error(failure, error) from error
 
     def _check(self, numbers: Tensor, method: str, purpose: str) -> None:
         # gloo sends a tensor that is not contiguous scrambled, and raises nothing.

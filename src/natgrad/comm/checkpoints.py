@@ -1,7 +1,7 @@
-"""Folders that all ranks write and read together, by ``torch.distributed.checkpoint``.
+"""Checkpoints that all ranks write and read together, by ``torch.distributed.checkpoint``.
 
-A new checkpoint is written beside the last one and takes its place when it is complete, so that
-there is a good one at any time.
+A new checkpoint is written beside the last one and replaces it when it is complete, so that there
+is a good one at any time. Reading reshards: the number of ranks may be another one.
 """
 
 import os
@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from natgrad.comm.base import Communicator, broken
+from natgrad.comm.base import Communicator, communication_error
 from natgrad.comm.process_groups import ProcessGroups
 from natgrad.errors import CheckpointError, SettingError
 
@@ -23,28 +23,42 @@ METADATA = ".metadata"  # written by torch when all else is
 
 def write(comm: Communicator, folder: Folder, state: dict[str, Any]) -> None:
     """Save the tensors and other values in nested dictionaries. What several ranks have under one
-    name is written by one of them."""
+    name is written by one of them.
+
+    Arguments:
+        comm: the ranks that write together: of a process group, or one alone.
+        folder: the same on all ranks, which must all reach it. A checkpoint there is replaced when
+            the new one is complete; other files there raise `CheckpointError`.
+        state: this rank's part: nested dictionaries of tensors and other values.
+    """
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    place, group = Place(folder), _group(comm)
-    _on_first(comm, place, place.prepare)
-    with _translated(comm, f"save to '{place.folder}'"):
+    place, group = CheckpointFolder(folder), _group(comm)
+    _on_rank_0(comm, place, place.prepare)
+    with _as_natgrad_error(comm, f"save to '{place.folder}'"):
         writer = FileSystemWriter(place.unfinished)
         state_dict_saver.save(
             state, storage_writer=writer, process_group=group, no_dist=comm.size == 1
         )
-    _on_first(comm, place, place.replace)
+    _on_rank_0(comm, place, place.replace)
 
 
 def read(comm: Communicator, folder: Folder, state: dict[str, Any]) -> None:
-    """Overwrite the tensors and other values in ``state``, which has what this rank needs."""
+    """Load a checkpoint, resharding it to the tensors that this rank has.
+
+    Arguments:
+        comm: the ranks that read together: of a process group, or one alone.
+        folder: with a complete checkpoint; the same on all ranks.
+        state: nested dictionaries with a tensor or value for everything that this rank needs;
+            overwritten in place.
+    """
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    place, group = Place(folder), _group(comm)
-    _on_first(comm, place, place.find)
-    with _translated(comm, f"load from '{place.folder}'"):
+    place, group = CheckpointFolder(folder), _group(comm)
+    _on_rank_0(comm, place, place.find)
+    with _as_natgrad_error(comm, f"load from '{place.folder}'"):
         reader = FileSystemReader(place.folder)
         state_dict_loader.load(
             state, storage_reader=reader, process_group=group, no_dist=comm.size == 1
@@ -52,17 +66,26 @@ def read(comm: Communicator, folder: Folder, state: dict[str, Any]) -> None:
 
 
 def names(comm: Communicator, folder: Folder) -> set[str]:
-    """Of all that is in a checkpoint, with dots between the keys of nested dictionaries."""
+    """Names of everything in a checkpoint, with dots between the keys of nested dictionaries.
+
+    Arguments:
+        comm: the ranks that read together: of a process group, or one alone.
+        folder: with a complete checkpoint; the same on all ranks.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    place = Place(folder)
-    _on_first(comm, place, place.find)
-    with _translated(comm, f"load from '{place.folder}'"):
+    place = CheckpointFolder(folder)
+    _on_rank_0(comm, place, place.find)
+    with _as_natgrad_error(comm, f"load from '{place.folder}'"):
         return set(FileSystemReader(place.folder).read_metadata().state_dict_metadata)
 
 
-class Place:
-    """A checkpoint's folder, and those beside it that are there only while it is replaced."""
+class CheckpointFolder:
+    """A checkpoint's folder, and those beside it that are there only while it is replaced.
+
+    Arguments:
+        folder: of the checkpoint; need not exist yet.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self.folder = Path(os.path.abspath(folder))
@@ -81,7 +104,7 @@ class Place:
     def prepare(self) -> None:
         """Make room for a new checkpoint; the last one stays."""
         self._recover()
-        if self.folder.exists() and (others := self._foreign()):
+        if self.folder.exists() and (others := self._unknown_files()):
             raise CheckpointError(
                 f"'{self.folder}' has other files than those of a checkpoint ({others[0]!r}), "
                 "which replacing it would delete: pass a folder of its own."
@@ -102,7 +125,7 @@ class Place:
         if not self.folder.exists() and self.replaced.exists():
             self.replaced.rename(self.folder)
 
-    def _foreign(self) -> list[str]:
+    def _unknown_files(self) -> list[str]:
         if not self.folder.is_dir():
             return [self.folder.name]
         names = sorted(path.name for path in self.folder.iterdir())
@@ -121,7 +144,7 @@ def _group(comm: Communicator) -> Any:
     )
 
 
-def _on_first(comm: Communicator, place: Place, call: Callable[[], None]) -> None:
+def _on_rank_0(comm: Communicator, place: CheckpointFolder, call: Callable[[], None]) -> None:
     """On rank 0; what it raises is raised on all ranks."""
     problem: str | None = None
     if comm.rank == 0:
@@ -143,7 +166,7 @@ def _on_first(comm: Communicator, place: Place, call: Callable[[], None]) -> Non
 
 
 @contextmanager
-def _translated(comm: Communicator, what: str) -> Iterator[None]:
+def _as_natgrad_error(comm: Communicator, what: str) -> Iterator[None]:
     """torch raises what happened on any rank as something that is no Exception."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -161,4 +184,4 @@ def _translated(comm: Communicator, what: str) -> Iterator[None]:
         ) from error
     except RuntimeError as error:
         failure = f"Rank {comm.rank} of {comm.size} could not {what}"
-        raise broken(failure, error) from error
+        raise communication_error(failure, error) from error

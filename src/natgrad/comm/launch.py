@@ -27,7 +27,15 @@ class RankError(NatgradError, RuntimeError):
 
 @dataclass(frozen=True)
 class Start:
-    """What a process needs to become a rank."""
+    """What a process needs to become a rank.
+
+    Arguments:
+        rank: number of the process, from 0.
+        ranks: how many there are.
+        folder: with the file by which the ranks find each other.
+        threads: of torch in the process.
+        timeout: seconds that a collective waits for other ranks.
+    """
 
     rank: int
     ranks: int
@@ -43,11 +51,16 @@ def run(
     threads: int = 1,
     timeout: float = 600.0,
 ) -> list[Any]:
-    """What ``function(*args)`` returns on rank 0, 1, …, each a new process.
+    """What a function returns on rank 0, 1, …, each a new process. The first error of a rank is
+    raised here, as `RankError` if it is none of natgrad's.
 
-    The function and all that goes in and out must be picklable. ``threads``: of torch in a rank;
-    ``timeout``: seconds that it waits for others. The first error of a rank is raised here, as
-    RankError if it is none of natgrad's.
+    Arguments:
+        function: called on every rank. It is pickled, as are its arguments and what it returns, so
+            it must be importable by name.
+        args: its arguments, the same on every rank.
+        ranks: how many processes, at least 1.
+        threads: of torch in each of them, at least 1.
+        timeout: seconds that a collective waits for other ranks.
     """
     if ranks < 1 or threads < 1:
         raise SettingError(
@@ -63,7 +76,7 @@ def run(
             for rank in range(ranks):
                 ours, theirs = context.Pipe()
                 start = Start(rank, ranks, folder, threads, timeout)
-                process = context.Process(target=_live, args=(theirs, start), daemon=True)
+                process = context.Process(target=_run_rank, args=(theirs, start), daemon=True)
                 process.start()
                 theirs.close()  # so that reading ours ends when the process does
                 pipes.append(ours)
@@ -85,7 +98,12 @@ def run(
 
 
 def shard(model: nn.Module) -> nn.Module:
-    """``model`` spread over all ranks by FSDP2, each child with parameters as a unit of its own."""
+    """A model sharded over all ranks by FSDP2.
+
+    Arguments:
+        model: on every rank the same; sharded in place. Each child with parameters becomes a unit
+            of its own.
+    """
     from torch.distributed.fsdp import fully_shard
 
     for child in model.children():
@@ -116,14 +134,14 @@ def _collect(pipes: list[Connection], processes: list[Any]) -> list[Any]:
     return [answers[rank] for rank in range(len(pipes))]
 
 
-def _live(pipe: Connection, start: Start) -> None:
+def _run_rank(pipe: Connection, start: Start) -> None:
     """The life of a rank: connect, call, answer, and stay until all others have answered."""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends all ranks
     try:
-        answer = pickle.dumps((True, _called(pipe, start)))
+        answer = pickle.dumps((True, _call_function(pipe, start)))
     except Exception as error:
-        answer = pickle.dumps((False, _told(error, start)))
+        answer = pickle.dumps((False, _picklable(error, start)))
     try:
         pipe.send_bytes(answer)
         # Were it to leave now, others would only see a broken connection.
@@ -134,7 +152,7 @@ def _live(pipe: Connection, start: Start) -> None:
         dist.destroy_process_group()
 
 
-def _called(pipe: Connection, start: Start) -> object:
+def _call_function(pipe: Connection, start: Start) -> object:
     function, args = pickle.loads(pipe.recv_bytes())
     torch.set_num_threads(start.threads)
     dist.init_process_group(
@@ -147,7 +165,7 @@ def _called(pipe: Connection, start: Start) -> object:
     return function(*args)
 
 
-def _told(error: Exception, start: Start) -> Exception:
+def _picklable(error: Exception, start: Start) -> Exception:
     """An error that can be pickled, and says where it is from."""
     if isinstance(error, NatgradError):
         try:

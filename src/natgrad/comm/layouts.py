@@ -1,4 +1,9 @@
-"""How parameters and their gradients lie on the ranks: whole, or as boxes of a DTensor."""
+"""How parameters and their gradients are laid out on the ranks: replicated, or sharded as DTensors.
+
+Whatever the layout (DDP, FSDP2, HSDP, tensor parallelism), what a rank has of a tensor is a box: a
+range of indices for each dimension. Ranks tell each other their boxes once, the plan says which
+boxes travel, and K-FAC needs no code for each kind of parallelism.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,14 +20,14 @@ __all__ = [
     "ProcessGroup",
     "box_of",
     "check_layout",
-    "first_peer",
+    "first_tensor_parallel_rank",
+    "full_tensor",
     "gradients_are_local",
     "is_sharded",
     "last_backward",
     "local",
-    "settled_gradient",
-    "spread_like",
-    "whole",
+    "reduced_gradient",
+    "reshard_like",
 ]
 
 Box = tuple[tuple[int, int], ...]  # (first, end) of every dimension
@@ -41,27 +46,41 @@ if dist.is_available():
 
 
 def is_sharded(t: Tensor) -> bool:
-    """Whether a tensor is spread over ranks; a replicated DTensor is, too."""
+    """Whether a tensor is a DTensor, also one that is replicated.
+
+    Arguments:
+        t: a parameter or gradient.
+    """
     return dist.is_available() and isinstance(t, DTensor)
 
 
-def whole(value: Any) -> Any:
-    """The full tensor of a spread one, which all of its ranks must ask for; others as they are."""
+def full_tensor(value: Any) -> Any:
+    """The full tensor of a DTensor, which is a collective of all its ranks (an all-gather); other
+    values as they are.
+
+    Arguments:
+        value: a tensor, a tuple or list of tensors, or anything else.
+    """
     if isinstance(value, Tensor):
         full: Tensor = value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
-        # One that is still on its way has no address, and so could be taken for another.
-        return full.trigger_wait() if _is_on_its_way(full) else full  # type: ignore[attr-defined]
+        # A tensor that is still being gathered has no address, and so could be taken for another.
+        return full.trigger_wait() if _is_being_gathered(full) else full  # type: ignore[attr-defined]
     if isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
-        return type(value)(whole(v) for v in value)
+        return type(value)(full_tensor(v) for v in value)
     return value
 
 
-def _is_on_its_way(t: Tensor) -> bool:
+def _is_being_gathered(t: Tensor) -> bool:
     return dist.is_available() and isinstance(t, AsyncCollectiveTensor)
 
 
-def spread_like(t: Tensor, other: Tensor) -> Tensor:
-    """A full tensor that all ranks have, laid out as ``other`` of the same shape is."""
+def reshard_like(t: Tensor, other: Tensor) -> Tensor:
+    """A full tensor, resharded as another one is.
+
+    Arguments:
+        t: the full tensor, the same on all ranks, which are not asked.
+        other: a tensor of the same shape; a plain one leaves ``t`` as it is.
+    """
     if not is_sharded(other):
         return t
     mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
@@ -69,7 +88,11 @@ def spread_like(t: Tensor, other: Tensor) -> Tensor:
 
 
 def local(t: Tensor) -> Tensor:
-    """This rank's part of a tensor, sharing its memory."""
+    """This rank's part of a tensor, sharing its memory.
+
+    Arguments:
+        t: a DTensor, or a plain tensor, which is its own part.
+    """
     if not is_sharded(t):
         return t
     part: Tensor = t.to_local()  # type: ignore[attr-defined]
@@ -77,7 +100,12 @@ def local(t: Tensor) -> Tensor:
 
 
 def box_of(t: Tensor) -> Box:
-    """Where this rank's part lies in the full tensor. Sizes are known without communication."""
+    """Where this rank's part lies in the full tensor, ``(first, end)`` of every dimension; found
+    without communication.
+
+    Arguments:
+        t: a DTensor, or a plain tensor, of which every rank has all.
+    """
     if not is_sharded(t):
         return tuple((0, size) for size in t.shape)
     shape, offset = compute_local_shape_and_global_offset(
@@ -88,11 +116,14 @@ def box_of(t: Tensor) -> Box:
     return tuple((first, first + size) for first, size in zip(offset, shape, strict=True))
 
 
-def settled_gradient(p: nn.Parameter) -> Tensor | None:
+def reduced_gradient(p: nn.Parameter) -> Tensor | None:
     """A parameter's gradient, laid out as the parameter is.
 
-    Sequence parallelism leaves sums that are still apart: bringing them together is a collective of
-    the parameter's own mesh, which all its ranks reach at the same point.
+    Sequence parallelism leaves partial sums: reducing them is a collective of the parameter's own
+    mesh, which all its ranks reach at the same point.
+
+    Arguments:
+        p: a parameter, whose ``.grad`` is replaced where it is laid out otherwise.
     """
     grad = p.grad
     if grad is not None and is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
@@ -101,7 +132,11 @@ def settled_gradient(p: nn.Parameter) -> Tensor | None:
 
 
 def gradients_are_local(model: nn.Module) -> bool:
-    """Whether nobody adds up the gradients of the ranks: neither DDP nor sharded parameters."""
+    """Whether nobody sums the gradients of the ranks: neither DDP nor sharded parameters.
+
+    Arguments:
+        model: as the user gave it, with its wrappers.
+    """
     if any(isinstance(m, tuple(AVERAGING)) for m in model.modules()):
         return False
     return not any(is_sharded(p) for p in model.parameters())
@@ -109,7 +144,11 @@ def gradients_are_local(model: nn.Module) -> bool:
 
 def last_backward(model: nn.Module) -> Callable[[], bool] | None:
     """Tells, during a backward pass, whether it is the last one before a step; ``None`` if nothing
-    says so. DDP's ``no_sync`` and FSDP's ``set_requires_...`` do."""
+    says so. DDP's ``no_sync`` and FSDP's ``set_requires_...`` do.
+
+    Arguments:
+        model: as the user gave it, with its wrappers.
+    """
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return lambda ddp=module: bool(ddp.require_backward_grad_sync)  # type: ignore[misc]
@@ -121,9 +160,15 @@ def last_backward(model: nn.Module) -> Callable[[], bool] | None:
     return lambda: all(g.reduce_grads and g.all_reduce_grads for g in _fsdp_groups(sharded))
 
 
-def first_peer(model: nn.Module, ranks: Sequence[int], rank: int) -> int:
-    """The first of those that compute one loss together: tensor parallelism cuts layers over them,
-    so they see the same samples. ``ranks`` are the processes of rank 0, 1, … of a group."""
+def first_tensor_parallel_rank(model: nn.Module, ranks: Sequence[int], rank: int) -> int:
+    """The rank in the group of the first process that computes one loss together with this one:
+    tensor parallelism shards layers over them, so they see the same samples.
+
+    Arguments:
+        model: as the user gave it, with its wrappers.
+        ranks: what the launcher calls rank 0, 1, … of the group.
+        rank: of this process in the group.
+    """
     if not dist.is_available():
         return rank
     averaged: set[int] = set()  # over these FSDP takes means, so they see different samples
@@ -142,7 +187,13 @@ def first_peer(model: nn.Module, ranks: Sequence[int], rank: int) -> int:
 
 
 def check_layout(model: nn.Module, ranks: Sequence[int]) -> None:
-    """Raise if a model is spread in a way, or over processes, that are not those of K-FAC."""
+    """Raise if a model is sharded in a way that K-FAC does not know, or over other processes than
+    its own.
+
+    Arguments:
+        model: as the user gave it, with its wrappers.
+        ranks: what the launcher calls rank 0, 1, … of K-FAC's group.
+    """
     if not dist.is_available():
         return
     for name, p in model.named_parameters():
@@ -167,7 +218,7 @@ def check_layout(model: nn.Module, ranks: Sequence[int]) -> None:
             if averaged != sorted(ranks):
                 raise SettingError(
                     f"DDP averages the gradients of processes {averaged} but KFAC's group has "
-                    f"{sorted(ranks)}: pass group=model.process_group to KFAC."
+                    f"{sorted(ranks)}: pass Distributed(group=model.process_group) to KFAC."
                 )
 
 
@@ -177,7 +228,7 @@ def _processes(mesh: "DeviceMesh") -> list[int]:
 
 
 def _fsdp_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """The parameters that FSDP communicates at once: each knows its mesh and what it is told."""
+    """The parameter groups that FSDP communicates at once, each with its mesh and its flags."""
     for module in modules:
         state = module._get_fsdp_state()  # type: ignore[operator]
         several = getattr(state, "_fsdp_param_groups", None)  # older releases have one at most

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import Communicator, Message, Pending
+from natgrad.comm.base import Communicator, Pending, Transfer
 from natgrad.errors import SettingError
 
 # An exchange moves bits, so a type of the right width serves any dtype; counts are 32 bits wide.
@@ -16,11 +16,14 @@ NUMBERS = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.int64: "INT64_
 
 
 class MPI(Communicator):
-    """All processes of an mpi4py communicator, by default of ``MPI.COMM_WORLD``.
+    """All processes of an mpi4py communicator. Tensors must be on the CPU.
 
     It is duplicated, so no message of the program's own can be taken for one of these; all its
-    processes must make this object together. Most MPI libraries only move messages on while one
-    of their functions runs, which is mainly in `wait`.
+    processes must make this object together. Most MPI libraries only make progress while one of
+    their functions runs, which is mainly in `wait`.
+
+    Arguments:
+        comm: an mpi4py communicator; ``None`` is ``mpi4py.MPI.COMM_WORLD``.
     """
 
     def __init__(self, comm: Any = None) -> None:
@@ -48,14 +51,14 @@ class MPI(Communicator):
             [self._buffer(send), sizes, _starts(sizes), kind],
             [self._buffer(received), receive, _starts(receive), kind],
         )
-        return Request(request, received, send.dtype, failure, send)
+        return MPITransfer(request, received, send.dtype, failure, send)
 
     def _total(self, own: Tensor, dtype: torch.dtype, failure: str) -> Pending:
         kind = getattr(self._mpi, NUMBERS[own.dtype])
         request = self._comm.Iallreduce(
             self._mpi.IN_PLACE, [self._buffer(own), own.numel(), kind], op=self._mpi.SUM
         )
-        return Request(request, own, dtype, failure)
+        return MPITransfer(request, own, dtype, failure)
 
     def _gather(self, value: object) -> list[Any]:
         gathered: list[Any] = self._comm.allgather(value)
@@ -70,7 +73,17 @@ class MPI(Communicator):
         return numbers.view(torch.uint8).numpy()
 
 
-class Request(Message):
+class MPITransfer(Transfer):
+    """A nonblocking MPI operation.
+
+    Arguments:
+        request: of mpi4py, for which there is `wait`.
+        received: as for `Message`.
+        dtype: as for `Message`.
+        failure: as for `Message`.
+        buffers: as for `Message`.
+    """
+
     def __init__(
         self, request: Any, received: Tensor, dtype: torch.dtype, failure: str, *buffers: object
     ) -> None:

@@ -1,4 +1,8 @@
-"""Messages over torch.distributed, in a process group of their own."""
+"""Collectives over torch.distributed, in a process group of their own.
+
+Collectives of one group must come in the same order on all ranks. DDP and FSDP launch theirs from
+hooks, at times that K-FAC does not know, so K-FAC has a group that nobody else uses.
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -10,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from natgrad.comm.alone import Alone
-from natgrad.comm.base import Communicator, Message, Pending, broken
+from natgrad.comm.base import Communicator, Pending, Transfer, communication_error
 from natgrad.errors import NatgradError, SettingError
 
 if TYPE_CHECKING:
@@ -28,18 +32,28 @@ def initialised() -> bool:
 
 
 def connect(group: "Communicator | ProcessGroup | DeviceMesh | None" = None) -> Communicator:
-    """The communicator that a user means by ``group``; None is all processes there are."""
+    """The communicator that a user means.
+
+    Arguments:
+        group: a `Communicator`, which is returned as it is; a ``ProcessGroup`` or a ``DeviceMesh``;
+            or ``None`` for all processes there are, which is `Alone` if torch.distributed is not
+            initialised.
+    """
     if isinstance(group, Communicator):
         return group
     return Alone() if group is None and not initialised() else ProcessGroups(group)
 
 
 class ProcessGroups(Communicator):
-    """The ranks of a process group, of a device mesh of any shape, or of the default group.
+    """The ranks of a process group or of a device mesh.
 
     They are numbered in the order of their ranks in the default group, and must make this object
-    together; others need not take part. Messages travel in a group of their own with the backend
-    and the timeout of ``group``, so they never interleave with those of DDP or FSDP.
+    together; others need not take part. Messages go through a group of their own with the same
+    backend and timeout, so they never interleave with those of DDP or FSDP.
+
+    Arguments:
+        group: a ``ProcessGroup``, a ``DeviceMesh`` of any shape, or ``None`` for the default group;
+            this process must be in it.
     """
 
     def __init__(self, group: "ProcessGroup | DeviceMesh | None" = None) -> None:
@@ -60,7 +74,7 @@ class ProcessGroups(Communicator):
             raise
         except Exception as error:
             failure = f"Process {dist.get_rank()} could not make a group of processes {ranks}"
-            raise broken(failure, error) from error
+            raise communication_error(failure, error) from error
         self._ranks = ranks
         super().__init__(dist.get_rank(self._group), len(ranks))
 
@@ -82,17 +96,27 @@ class ProcessGroups(Communicator):
             group=self._group,
             async_op=True,
         )
-        return Work(work, received, send.dtype, failure, send)
+        return GroupTransfer(work, received, send.dtype, failure, send)
 
     def _total(self, own: Tensor, dtype: torch.dtype, failure: str) -> Pending:
         work = dist.all_reduce(own, group=self._group, async_op=True)
-        return Work(work, own, dtype, failure)
+        return GroupTransfer(work, own, dtype, failure)
 
     def _gather(self, value: object) -> list[Any]:
         return _gathered(value, self._group)
 
 
-class Work(Message):
+class GroupTransfer(Transfer):
+    """A nonblocking collective of torch.distributed.
+
+    Arguments:
+        work: its handle in torch.
+        received: as for `Message`.
+        dtype: as for `Message`.
+        failure: as for `Message`.
+        buffers: as for `Message`.
+    """
+
     def __init__(
         self, work: Any, received: Tensor, dtype: torch.dtype, failure: str, *buffers: object
     ) -> None:
@@ -106,7 +130,11 @@ class Work(Message):
         self._work.wait()
 
     def when_arrived(self, call: Callable[[], None]) -> None:
-        """Call it once, in the backend's thread, when the buffers are free."""
+        """Call it once, in the backend's thread, when the buffers are free.
+
+        Arguments:
+            call: a function without arguments.
+        """
         self._work.get_future().add_done_callback(lambda _: call())
 
 

@@ -12,12 +12,20 @@ from natgrad.comm.base import Communicator, Pending, Traffic
 
 
 @dataclass
-class Flight:
-    """One message, with times of `time.perf_counter_ns`, which processes of a machine share.
+class MessageTimes:
+    """One message, with times in nanoseconds by `time.perf_counter_ns`, which the processes of a
+    machine share.
 
-    ``launched`` to ``left`` is the call that sends it, ``waits`` are the calls that wait for it.
-    ``arrived`` is when the backend was done; with a backend that does not tell, that is found out
-    at the end of the first wait.
+    Arguments:
+        kind: ``"exchange"`` or ``"total"``.
+        purpose: under which the traffic is counted, such as ``"factors"``.
+        sent: bytes to other ranks, as `Traffic` counts them.
+        received: bytes from other ranks; of a total as many as were sent.
+        launched: when the call that sends it began.
+        left: when that call returned.
+        arrived: when the backend was done, or, if it does not tell, the end of the first wait;
+            ``None`` until then.
+        waits: begin and end of every call of `wait`.
     """
 
     kind: str  # exchange or total
@@ -35,23 +43,31 @@ class Flight:
 
 
 @runtime_checkable
-class Announced(Protocol):
+class AnnouncesArrival(Protocol):
     """A message that tells when it arrives."""
 
     def when_arrived(self, call: Callable[[], None]) -> None:
-        """Call it once, in whatever thread notices."""
+        """Call it once, in whatever thread notices.
+
+        Arguments:
+            call: a function without arguments.
+        """
         ...
 
 
 class Recording(Communicator):
-    """Everything goes through ``inner``, which also counts the traffic; ``flights`` has it all in
-    the order of departure."""
+    """A communicator that passes everything on and keeps ``messages``, all messages in the order of
+    departure.
+
+    Arguments:
+        inner: the communicator that does the work and counts the traffic.
+    """
 
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner.rank, inner.size)
         self.inner = inner
         self.traffic = inner.traffic
-        self.flights: list[Flight] = []
+        self.messages: list[MessageTimes] = []
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -82,9 +98,9 @@ class Recording(Communicator):
         left = perf_counter_ns()
         sent = (self.traffic - before).sent[purpose]
         both = (sent, sent if received is None else received)  # a sum goes around in a ring
-        flight = Flight(kind, purpose, *both, launched, left)
-        self.flights.append(flight)
-        return Followed(pending, flight)
+        message = MessageTimes(kind, purpose, *both, launched, left)
+        self.messages.append(message)
+        return TimedPending(pending, message)
 
     def _exchange(
         self, send: Tensor, sizes: list[int], receive: list[int], failure: str
@@ -98,17 +114,22 @@ class Recording(Communicator):
         return self.inner._gather(value)
 
 
-class Followed:
-    """A message whose arrival and waits are noted."""
+class TimedPending:
+    """A message whose arrival and waits are noted.
 
-    def __init__(self, pending: Pending, flight: Flight) -> None:
-        self._pending, self._flight = pending, flight
-        if isinstance(pending, Announced):
-            pending.when_arrived(flight.arrive)
+    Arguments:
+        pending: the message itself.
+        message: where its times are noted.
+    """
+
+    def __init__(self, pending: Pending, message: MessageTimes) -> None:
+        self._pending, self._times = pending, message
+        if isinstance(pending, AnnouncesArrival):
+            pending.when_arrived(message.arrive)
 
     def wait(self) -> Tensor:
         begin = perf_counter_ns()
         received = self._pending.wait()
-        self._flight.arrive()  # the announcement may come after the wait that it ended
-        self._flight.waits.append((begin, perf_counter_ns()))
+        self._times.arrive()  # the announcement may come after the wait that it ended
+        self._times.waits.append((begin, perf_counter_ns()))
         return received

@@ -1,4 +1,4 @@
-"""Joins the processes that ``torchrun`` has started, and leaves them in good order."""
+"""Joins the process group that ``torchrun`` has started, and shuts it down in the right order."""
 
 import os
 import time
@@ -33,15 +33,15 @@ def joined() -> Iterator[tuple[Communicator, torch.device]]:
     except NatgradError as error:
         # Not after any other error: other ranks may be somewhere else.
         if started and error.everywhere:
-            leave()
+            destroy_group()
         raise
     if started:
-        leave()
+        destroy_group()
 
 
-def leave() -> None:
-    """All at once, after gloo has let go of the last collective's tensors: its threads need the
-    interpreter for that, and abort the process if it ends before."""
+def destroy_group() -> None:
+    """Destroy the group, after gloo has released the last collective's tensors. Its threads need
+    the interpreter for that, and abort the process if it ends before."""
     dist.barrier()
     time.sleep(0.1)
     dist.destroy_process_group()

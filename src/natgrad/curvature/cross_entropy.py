@@ -26,14 +26,24 @@ from natgrad.errors import SettingError
 
 @dataclass(frozen=True, eq=False)
 class CrossEntropy(Loss):
-    """Of logits ``[n, C]``, ``[n, C, …]``, or ``[n, …, C]`` with ``class_axis=-1``.
+    """Cross-entropy of logits, as `torch.nn.functional.cross_entropy`.
 
-    Targets are class indices, one a position, of which those equal to ``ignore_index`` do not
-    count, or class probabilities shaped as the output. As in torch the mean is over the
-    ``class_weights`` of the indices that count, or over all positions for class probabilities.
+    Targets are class indices, one a position, or class probabilities shaped as the output. As in
+    torch the mean is over the ``class_weights`` of the indices that count, or over all positions
+    for class probabilities.
 
-    With ``ahead=k`` the output at position t of ``[n, T, …, C]`` predicts target ``t + k``, and the
-    last k positions predict nothing: causal language models have 1, and the inputs as targets.
+    Arguments:
+        class_axis: axis of the classes in the output: 1 for ``[n, C]`` and ``[n, C, …]``, -1 for
+            ``[n, …, C]``; 0, the samples, raises.
+        ignore_index: target index of positions that do not count; must be negative where targets
+            are class probabilities.
+        class_weights: ``[C]``, a finite weight ``≥ 0`` for each class, on any device; ``None`` is 1
+            for all.
+        label_smoothing: ``ε`` from 0 to 1: share of the target that is spread evenly over all
+            classes.
+        ahead: ``k ≥ 0``: the output at position t of ``[n, T, …, C]`` predicts the target at ``t +
+            k``, and the last k positions predict nothing. Causal language models whose targets are
+            the inputs have 1; needs ``class_axis=-1``.
     """
 
     class_axis: int = 1

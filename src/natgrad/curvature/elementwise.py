@@ -120,8 +120,13 @@ class SquareLoss(Elementwise):
 class BinaryCrossEntropy(Elementwise):
     """Of logits, as `torch.nn.functional.binary_cross_entropy_with_logits`; targets from 0 to 1.
 
-    ``pos_weight`` multiplies the loss of positive answers, and ``weight`` that of each entry; both
-    broadcast to the output, and neither enters what the mean is divided by.
+    Neither weight enters what the mean is divided by.
+
+    Arguments:
+        pos_weight: multiplies the loss of positive answers; a tensor of weights ``≥ 0`` that
+            broadcasts to the output. ``None`` is 1.
+        weight: multiplies the loss of each entry; a tensor of weights ``≥ 0`` that broadcasts to
+            the output. ``None`` is 1.
     """
 
     likelihood = Bernoulli()

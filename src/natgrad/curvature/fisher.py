@@ -28,16 +28,29 @@ class Fisher(ABC):
         targets: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Iterator[Tensor]:
-        """Vectors shaped like ``output [n, …]``, in float32, or float64 when the output is."""
+        """Vectors shaped like ``output``, in float32, or float64 when the output is. The empirical
+        Fisher has none of its own: it is taken from the backward pass of the loss.
+
+        Arguments:
+            output: the network's output, ``[n, …]``; its graph is not used.
+            targets: of the samples; they only say which positions count
+                (`Categorical.ignore_index`). ``None`` counts all.
+            generator: of the random numbers, on the output's device, for variants that draw;
+                `MonteCarloFisher` raises without one. Others do not use it.
+        """
 
     @abstractmethod
     def passes(self, output: Tensor) -> int:
-        """How many vectors there are: backward passes beyond the training one."""
+        """How many vectors there are: backward passes beyond the training one.
+
+        Arguments:
+            output: the network's output, ``[n, …]``.
+        """
 
 
 @dataclass(frozen=True)
 class EmpiricalFisher(Fisher):
-    """``v = ∂(-log p(y | f))/∂f`` at the targets: what the training backward shows anyway (O1)."""
+    """``v = ∂(-log p(y | f))/∂f`` at the targets of the data (Osawa 2019, eq. 3)."""
 
     observes: ClassVar[bool] = False
 
@@ -55,9 +68,15 @@ class EmpiricalFisher(Fisher):
 
 @dataclass(frozen=True)
 class MonteCarloFisher(Fisher):
-    """``v`` at targets drawn from the model, ``samples`` times, each scaled by ``samples^-½`` (Y6).
+    """``v`` at targets drawn from the model's own prediction, each scaled by ``samples^-½``.
 
-    Unbiased, with an error that falls as ``samples^-½``.
+    Unbiased, with an error that falls as ``samples^-½`` (Yokota 2022).
+
+    Arguments:
+        samples: draws for every sample, at least 1, each a further backward pass.
+        seed: ``≥ 0``, of the draws.
+        likelihood: what the output says about the target: `Categorical`, `Gaussian` or `Bernoulli`.
+            For `natgrad.fisher` the loss says it, and this is left out.
     """
 
     samples: int = 1
@@ -75,7 +94,12 @@ class MonteCarloFisher(Fisher):
         _check_likelihood(self)
 
     def generator(self, device: torch.device | str, stream: int = 0) -> torch.Generator:
-        """A generator of its own for each ``stream``, so that ranks draw independently."""
+        """A generator of its own for each ``stream``, so that ranks draw independently.
+
+        Arguments:
+            device: of the output.
+            stream: number that tells generators with one seed apart, such as that of the rank.
+        """
         # An odd factor maps streams one to one to the 32 bits that the CPU's generator reads.
         seed = (self.seed + 0x9E3779B1 * stream) % 2**32
         return torch.Generator(device).manual_seed(seed)
@@ -101,7 +125,13 @@ class MonteCarloFisher(Fisher):
 
 @dataclass(frozen=True)
 class ExactFisher(Fisher):
-    """The expectation over the model's own targets, without noise: a pass per output entry (Y6)."""
+    """The expectation over all targets that the model may predict, without noise: a backward pass
+    for every output entry (Yokota 2022).
+
+    Arguments:
+        likelihood: what the output says about the target: `Categorical`, `Gaussian` or `Bernoulli`.
+            For `natgrad.fisher` the loss says it, and this is left out.
+    """
 
     likelihood: Likelihood = field(default_factory=Categorical)
 

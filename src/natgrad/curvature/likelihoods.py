@@ -29,28 +29,48 @@ class Likelihood(ABC):
     def sample(
         self, output: Tensor, generator: torch.Generator, targets: Tensor | None = None
     ) -> Tensor:
-        """One draw ``y ~ p(· | output)`` and its gradient ``∂(-log p(y))/∂output``.
+        """One draw ``y ~ p(· | output)`` and its gradient ``∂(-log p(y))/∂output``, ``[n, …]``.
 
-        output, result: ``[n, …]``. Only ``generator`` is advanced, by the same amount whatever the
-        values of output and targets.
+        Only ``generator`` is advanced, by the same amount whatever the values of output and
+        targets.
+
+        Arguments:
+            output: the network's output, ``[n, …]``.
+            generator: of the random numbers; one on another device than the output raises.
+            targets: say which positions count (`Categorical` alone asks for that); ``None`` counts
+                all.
         """
 
     @abstractmethod
     def exact(self, output: Tensor, targets: Tensor | None = None) -> Iterator[Tensor]:
-        """Vectors ``[n, …]`` whose outer products sum, sample by sample, to the Fisher matrix."""
+        """Vectors ``[n, …]`` whose outer products sum, sample by sample, to the Fisher matrix.
+
+        Arguments:
+            output: the network's output, ``[n, …]``.
+            targets: say which positions count (`Categorical` alone asks for that); ``None`` counts
+                all.
+        """
 
     @abstractmethod
     def passes(self, output: Tensor) -> int:
-        """How many vectors `exact` yields: the backward passes it costs."""
+        """How many vectors `exact` yields: the backward passes it costs.
+
+        Arguments:
+            output: the network's output, ``[n, …]``.
+        """
 
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """Softmax over logits ``[n, C]``, ``[n, C, …]``, or ``[n, …, C]`` with ``class_axis=-1``.
+    """Softmax over logits.
 
     Per position ``v = softmax(f) - e_y``, so that ``E[v vᵀ] = diag(p) - p pᵀ``. Targets are class
-    indices as `torch.nn.functional.cross_entropy` takes them, where ``ignore_index`` leaves a
-    position out, or class probabilities.
+    indices as `torch.nn.functional.cross_entropy` takes them, or class probabilities.
+
+    Arguments:
+        class_axis: axis of the classes in the output: 1 for ``[n, C]`` and ``[n, C, …]``, -1 for
+            ``[n, …, C]``; 0, the samples, raises.
+        ignore_index: target index of positions that do not count.
     """
 
     class_axis: int = 1
@@ -130,10 +150,12 @@ class Categorical(Likelihood):
 
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
-    """``-log p = |y - f|² / (2 variance)``: the half square loss when ``variance`` is 1.
+    """``-log p = |y - f|² / (2 variance)``.
 
-    ``v = (f - y) / variance`` and ``E[v vᵀ] = I / variance``. A loss ``|y - f|²`` without the half
-    has ``variance=0.5``.
+    ``v = (f - y) / variance`` and ``E[v vᵀ] = I / variance``.
+
+    Arguments:
+        variance: finite and ``> 0``: 1 is the loss ``½ |y - f|²``, 0.5 the loss ``|y - f|²``.
     """
 
     variance: float = 1.0
@@ -190,7 +212,12 @@ class Bernoulli(Likelihood):
 
 
 def precise(output: Tensor, what: str) -> Tensor:
-    """The output, with its graph, in float32 or better, for ``what`` is named in errors."""
+    """The output, with its graph, in float32 or better.
+
+    Arguments:
+        output: the network's output, ``[n, …]``; whole numbers and single numbers raise.
+        what: ``"likelihood"`` or ``"loss"``, for error sentences.
+    """
     if not output.is_floating_point():
         raise SettingError(
             f"A {what} needs real floating-point outputs, but got {output.dtype}: pass the "

@@ -32,9 +32,14 @@ _FUNCTIONS: tuple[tuple[object, type[nn.Module], set[str]], ...] = (
 
 
 def as_loss(loss: Loss | Callable[[Tensor, Any], Tensor]) -> Loss:
-    """A `Loss`, torch's cross-entropy, square loss or binary cross-entropy with logits (module,
-    function, or `functools.partial` of the function), or any function of (output, target) that
-    gives the mean over the samples, as the `Loss` that it is."""
+    """The `Loss` that a loss function is.
+
+    Arguments:
+        loss: a `Loss`, which is returned as it is; torch's cross-entropy, square loss or binary
+            cross-entropy with logits with ``reduction="mean"``, as a module, a function or a
+            `functools.partial` of the function; or any function of (output, target) that gives the
+            mean over the samples, which becomes an `OwnLoss`. A class raises.
+    """
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, type):
@@ -45,7 +50,7 @@ def as_loss(loss: Loss | Callable[[Tensor, Any], Tensor]) -> Loss:
     if not callable(loss):
         raise SettingError(
             f"The loss is {loss!r} but must be a Loss, one of torch's losses, or a function of "
-            "(output, target): pass for example natgrad.CrossEntropy()."
+            "(output, target): pass for example natgrad.curvature.CrossEntropy()."
         )
     function: object = loss
     keywords: dict[str, Any] = {}

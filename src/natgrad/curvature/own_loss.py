@@ -17,11 +17,17 @@ from natgrad.errors import SettingError
 
 @dataclass(frozen=True, eq=False)
 class OwnLoss(Loss):
-    """``function(output, target)`` gives the mean over the n samples, one number.
+    """A loss given as a function.
 
-    ``output_hessian(output, target)`` gives ``[n, D, D]``: for each sample the second derivatives
-    of its own loss (not divided by n) by its D outputs, in row-major order. Without it there is the
-    Hessian of a network, but neither its Gauss-Newton nor its Fisher matrix.
+    Without ``output_hessian`` there is the Hessian of a network, but neither its Gauss-Newton nor
+    its Fisher matrix.
+
+    Arguments:
+        function: ``(output [n, …], target) -> []``, the mean over the n samples as a tensor of one
+            number.
+        output_hessian: ``(output, target) -> [n, D, D]``: for each sample the second derivatives of
+            its own loss (not divided by n) by its D outputs, in row-major order; symmetric, finite,
+            and without negative eigenvalues. ``None`` if there are none.
     """
 
     function: Callable[[Tensor, Any], Tensor]

@@ -1,1 +1,12 @@
-"""K-FAC inside of other libraries' training loops; each file needs its library, none the others."""
+"""K-FAC inside other libraries' training loops; each file needs its library, none the others."""
+
+from typing import TYPE_CHECKING
+
+from natgrad.lazy import lazily
+
+if TYPE_CHECKING:
+    from natgrad.integrations import deepspeed
+else:
+    __getattr__, __dir__ = lazily(__name__, modules=("deepspeed",))
+
+__all__ = ["deepspeed"]

@@ -14,6 +14,7 @@ import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 from natgrad import preconditioner
 from natgrad.comm.layouts import AVERAGING
 from natgrad.errors import SettingError
+from natgrad.kfac.ranks.distributed import Distributed
 
 
 class KFAC(preconditioner.KFAC):
@@ -36,7 +38,11 @@ class KFAC(preconditioner.KFAC):
         _check(self.engine)
         if type(engine) not in AVERAGING:
             AVERAGING.append(type(engine))
-        settings.setdefault("group", self.engine.data_parallel_group)
+        distributed = settings.get("distributed", Distributed())
+        if isinstance(distributed, Distributed) and distributed.group is None:
+            group: Any = engine.data_parallel_group
+            distributed = replace(distributed, group=group)
+        settings["distributed"] = distributed
         super().__init__(engine, cast(Optimizer, Rates(self.engine.optimizer)), **settings)
 
     def step(self, samples: int | None = None) -> None:
@@ -110,7 +116,7 @@ def _check(engine: Any) -> None:
         raise SettingError(
             "The DeepSpeed engine is a pipeline, whose train_batch() leaves no room for K-FAC "
             "before the optimizer's step: use a model without PipelineModule, or PyTorch's "
-            "pipelining with KFAC(stage, group=...)."
+            "pipelining with KFAC(stage, distributed=Distributed(group=...))."
         )
     if (stage := engine.zero_optimization_stage()) > 2:
         raise SettingError(

@@ -1,7 +1,26 @@
-"""How a kept factor is inverted."""
+"""How a kept factor is decomposed, so that functions of its block can be applied."""
 
-from natgrad.inverses.base import Inverse, Parts, contained
+from natgrad.inverses.base import ExplicitInverse, Inverse, Parts, contained
 from natgrad.inverses.cholesky import Cholesky
-from natgrad.inverses.eigen import Eigen, floored
+from natgrad.inverses.decomposed import Decomposed, DecomposedFactor
+from natgrad.inverses.eigen import Eigen
+from natgrad.inverses.functions import DampedPower, Function
+from natgrad.inverses.spectral import Basis, Diagonalization
+from natgrad.specs import FactorCost, FactorSpec
 
-__all__ = ["Cholesky", "Eigen", "Inverse", "Parts", "contained", "floored"]
+__all__ = [
+    "Basis",
+    "Cholesky",
+    "DampedPower",
+    "Decomposed",
+    "DecomposedFactor",
+    "Diagonalization",
+    "Eigen",
+    "ExplicitInverse",
+    "FactorCost",
+    "FactorSpec",
+    "Function",
+    "Inverse",
+    "Parts",
+    "contained",
+]

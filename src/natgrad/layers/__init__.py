@@ -1,7 +1,13 @@
-"""How a module becomes one matrix."""
+"""How a module becomes one matrix ``W [rows, cols]`` with inputs ``a`` and output gradients ``g``.
+
+A layer brings what a module's forward and backward pass show into the shapes ``a [n, s, cols]`` and
+``g [n, s, rows]``, for samples ``n`` and shared positions ``s``. All else (structures, inverses,
+placement) then works for every kind of module. ``@register`` adds one.
+"""
 
 from natgrad.layers import attention, conv, embedding, linear, norm, recurrent
-from natgrad.layers.base import Elementwise, Layer, SharedInput
+from natgrad.layers.base import Layer, SharedInput
+from natgrad.layers.elementwise import Elementwise
 from natgrad.layers.registry import NotCovered, layers_of, register, registered
 
 __all__ = [

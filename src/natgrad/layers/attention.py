@@ -29,7 +29,12 @@ class AttentionProjection(Projection[nn.MultiheadAttention]):
 
 @register(nn.MultiheadAttention)
 def projections(name: str, module: nn.MultiheadAttention) -> list[AttentionProjection]:
-    """Query, key, value and output projection as a layer each; biases come with their rows."""
+    """Query, key, value and output projection as a layer each; biases come with their rows.
+
+    Arguments:
+        name: of the module in the model; that of a layer is ``name.query`` and so on.
+        module: the attention, with packed or separate projections.
+    """
     width = module.embed_dim
     packed = module.in_proj_weight is not None
     separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
@@ -110,6 +115,11 @@ class _Own:
 
 
 def samples_first(t: Tensor, samples: int) -> Tensor:
-    """``[tokens, samples, d]`` or ``[tokens * samples, d]`` -> ``[samples, tokens, d]``."""
+    """``[tokens, samples, d]`` or ``[tokens * samples, d]`` -> ``[samples, tokens, d]``.
+
+    Arguments:
+        t: ``[tokens, samples, d]``, or with the two first axes flattened.
+        samples: how many there are.
+    """
     tokens = t.shape[:-1].numel() // max(1, samples)  # -1 is ambiguous for an empty batch
     return t.reshape(tokens, samples, t.shape[-1]).transpose(0, 1)

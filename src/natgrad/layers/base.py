@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from natgrad.layers.axes import grouped, per_sample
 from natgrad.linalg.forms import Form, Triangle
 
 M = TypeVar("M", bound=nn.Module)
@@ -22,9 +23,16 @@ _PIECE = 1 << 24
 
 
 class Layer(ABC, Generic[M]):
-    """What every layer type shares; derive from ``SharedInput`` or ``Elementwise``."""
+    """What every layer type shares; derive from `SharedInput` or `Elementwise`.
+
+    Arguments:
+        name: of the module in the model, as `named_modules` has it.
+        module: its ``weight`` and ``bias``, those that require gradients, become the matrix.
+    """
 
     normalises: ClassVar[bool] = False  # a norm layer: its damping is multiplied by norm_damping
+    # A tied head: it uses the embedding's W transposed, with its inputs where gradients are.
+    transposed: ClassVar[bool] = False
     # Trailing axes of input and output that are not samples or positions; None: always batched.
     input_features: int | None = None
     output_features: int | None = None
@@ -75,48 +83,92 @@ class Layer(ABC, Generic[M]):
     # Parameters as a matrix.
 
     def as_weight(self, m: Tensor) -> Tensor:
-        """``m [groups, rows, weight_cols]`` -> a *view* with the shape of ``split(weight)``."""
+        """``m [groups, rows, weight_cols]`` -> a *view* with the shape of ``split(weight)``.
+
+        Arguments:
+            m: ``[groups, rows, weight_cols]``.
+        """
         return m[0]
 
     def split(self, weight: Tensor) -> Tensor:
-        """A weight-shaped tensor, or a view of it, in the shape that ``as_weight`` gives."""
+        """A weight-shaped tensor, or a view of it, in the shape that ``as_weight`` gives.
+
+        Arguments:
+            weight: shaped like the module's weight.
+        """
         return weight
 
     def as_bias(self, bias: Tensor) -> Tensor:
-        """A bias-shaped tensor as a view ``[groups, rows]``."""
+        """A bias-shaped tensor as a view ``[groups, rows]``.
+
+        Arguments:
+            bias: shaped like the module's bias.
+        """
         return bias.view(self.groups, self.rows)
 
     def load(self, out: Tensor, read: Read) -> None:
-        """Write ``read(parameter)`` of each parameter into ``out [groups, rows, cols]``."""
+        """Write a tensor for each parameter, such as its gradient, into a matrix.
+
+        Arguments:
+            out: ``[groups, rows, cols]``, overwritten.
+            read: from a parameter to the tensor that is read, of the parameter's shape.
+        """
         if self.weight is not None:
             self.as_weight(out[..., : self.weight_cols]).copy_(self.split(read(self.weight)))
         if self.bias is not None:
             out[..., -1].copy_(self.as_bias(read(self.bias)))
 
     def store(self, m: Tensor, read: Read) -> None:
-        """The inverse of ``load``: write ``m [groups, rows, cols]`` into the tensors read."""
+        """The inverse of ``load``.
+
+        Arguments:
+            m: ``[groups, rows, cols]``.
+            read: from a parameter to the tensor, of the parameter's shape, that is overwritten in
+                place.
+        """
         if self.weight is not None:
             self.split(read(self.weight)).copy_(self.as_weight(m[..., : self.weight_cols]))
         if self.bias is not None:
             self.as_bias(read(self.bias)).copy_(m[..., -1])
 
     def region(self, parameter: nn.Parameter) -> tuple[tuple[int, int], ...]:
-        """Which part of a parameter is this matrix: ``(first, end)`` of each dimension."""
+        """Which part of a parameter is this matrix: ``(first, end)`` of each dimension.
+
+        Arguments:
+            parameter: one of the layer's.
+        """
         return tuple((0, size) for size in parameter.shape)
 
     # Data.
 
     def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
-        """What the backward pass will need of a forward call: the input, samples in front."""
+        """What the backward pass will need of a forward call: the input, samples in front.
+
+        Arguments:
+            args: positional arguments of the module's forward call; the first is its input.
+            kwargs: its keyword arguments, of which the first is the input where there are no
+                positional ones.
+            out: its result, of which only layers that need its shape or its graph make use.
+        """
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
         return self.samples_first(x.detach(), self.input_features)
 
     def arrange(self, g: Tensor) -> Tensor:
-        """The gradient of the module's output, samples in front."""
+        """The gradient of the module's output, samples in front.
+
+        Arguments:
+            g: as autograd gives it, shaped like the module's output.
+        """
         return self.samples_first(g, self.output_features)
 
     def samples_first(self, t: Tensor, features: int | None) -> Tensor:
-        """``t`` with the samples' axis in front; an unbatched tensor is one sample."""
+        """A tensor with the samples' axis in front; an unbatched tensor is one sample.
+
+        Arguments:
+            t: an input or a gradient.
+            features: number of trailing axes that are neither samples nor positions; a tensor of
+                just these is one sample. ``None`` leaves ``t`` as it is.
+        """
         if features is None:
             return t
         if t.ndim == features:
@@ -127,7 +179,15 @@ class Layer(ABC, Generic[M]):
 
     @abstractmethod
     def sample_gradients(self, x: Any, g: Tensor, samples: int | None) -> Iterator[Tensor]:
-        """Per-sample gradients ``[n, groups, rows, cols]``, a piece of the samples at a time."""
+        """Per-sample gradients ``[n, groups, rows, cols]``, some samples at a time.
+
+        Arguments:
+            x: what `keep` kept of a forward call, ``n`` samples.
+            g: gradient of the module's output, samples in front.
+            samples: number of samples that the model was called with; ``None`` is not known. Where
+                the leading axis is a multiple of it, positions are folded into that axis and are
+                taken out again.
+        """
 
 
 class SharedInput(Layer[M]):
@@ -137,11 +197,19 @@ class SharedInput(Layer[M]):
 
     @abstractmethod
     def inputs(self, x: Any) -> Tensor:
-        """What ``keep`` kept -> ``a [n, s, inputs]`` (``[groups, n, s, inputs]`` with groups)."""
+        """What ``keep`` kept -> ``a [n, s, inputs]`` (``[groups, n, s, inputs]`` with groups).
+
+        Arguments:
+            x: what `keep` kept of a forward call, ``n`` samples.
+        """
 
     @abstractmethod
     def gradients(self, g: Tensor) -> Tensor:
-        """Gradient of the module's output -> ``[n, s, rows]`` (``[groups, n, s, rows]``)."""
+        """Gradient of the module's output -> ``[n, s, rows]`` (``[groups, n, s, rows]``).
+
+        Arguments:
+            g: gradient of the module's output, samples in front.
+        """
 
     def input_form(self) -> Form:
         return Triangle(self.shape[2], self.groups)
@@ -150,30 +218,63 @@ class SharedInput(Layer[M]):
         return Triangle(self.rows, self.groups)
 
     def add_inputs(self, x: Any, form: Form, kept: Tensor) -> int:
-        """``kept += sum_{n,s} a a^T``; returns the number of positions ``n * s``."""
+        """``kept += sum_{n,s} a a^T``; returns the number of positions ``n * s``.
+
+        Arguments:
+            x: what `keep` kept of a forward call, ``n`` samples.
+            form: how A is kept, as `input_form` gives it.
+            kept: flat buffer of ``form``, added to in place. The column of ones of a bias is left
+                to the form.
+        """
         assert isinstance(form, Triangle)
         a = self.weight_inputs(x, kept.dtype).flatten(1, 2)
         form.add_rows(kept, a)
         return a.shape[1]
 
     def add_gradients(self, x: Any, g: Tensor, form: Form, kept: Tensor) -> None:
-        """``kept += sum_{n,s} g g^T``."""
+        """``kept += sum_{n,s} g g^T``.
+
+        Arguments:
+            x: what `keep` kept of the forward call; only layers in which inputs say which gradients
+                count look at it.
+            g: gradient of the module's output, samples in front.
+            form: how G is kept, as `gradient_form` gives it.
+            kept: flat buffer of ``form``, added to in place.
+        """
         assert isinstance(form, Triangle)
         form.add_rows(kept, grouped(self.gradients(g)).to(kept.dtype).flatten(1, 2))
 
     def weight_inputs(self, x: Any, dtype: torch.dtype) -> Tensor:
-        """``[groups, n, s, weight_cols]``: no column at all if only the bias is trained."""
+        """``[groups, n, s, weight_cols]``: no column at all if only the bias is trained.
+
+        Arguments:
+            x: what `keep` kept of a forward call, ``n`` samples.
+            dtype: of the result.
+        """
         return grouped(self.inputs(x)).to(dtype)[..., : self.weight_cols]
 
     def with_ones(self, a: Tensor) -> Tensor:
-        """``a [..., weight_cols]`` -> ``[..., cols]``."""
+        """Append the column of ones that the bias multiplies: ``[..., cols]``.
+
+        Arguments:
+            a: ``[..., weight_cols]``.
+        """
         return a if self.bias is None else torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
 
     def position_sums(
         self, x: Any, g: Tensor, samples: int | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, int | Tensor]:
         """``sum_s a [groups, n, cols]``, ``sum_s g [groups, n, rows]`` and the number of positions,
-        ``[1, n, 1]`` where samples differ in it."""
+        ``[1, n, 1]`` where samples differ in it.
+
+        Arguments:
+            x: what `keep` kept of a forward call, ``n`` samples.
+            g: gradient of the module's output, samples in front.
+            samples: number of samples that the model was called with; ``None`` is not known. Where
+                the leading axis is a multiple of it, positions are folded into that axis and are
+                taken out again.
+            dtype: in which they are summed.
+        """
         a = per_sample(self.weight_inputs(x, dtype), samples)
         positions = a.shape[2]
         total = a.sum(2)
@@ -182,9 +283,15 @@ class SharedInput(Layer[M]):
         return total, per_sample(grouped(self.gradients(g)).to(dtype), samples).sum(2), positions
 
     def pairs(self, x: Any, g: Tensor, samples: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """``a [groups, n, s, cols]`` and ``g [groups, n, s, rows]``, a piece of samples at a time.
+        """``a [groups, n, s, cols]`` and ``g [groups, n, s, rows]``, some samples at a time: the
+        per-sample gradients are ``sum_s g a^T``.
 
-        Both are products of the whole, so ``sum_s g a^T`` of a piece are its samples' gradients.
+        Arguments:
+            x: what `keep` kept of a forward call, ``n`` samples.
+            g: gradient of the module's output, samples in front.
+            samples: number of samples that the model was called with; ``None`` is not known. Where
+                the leading axis is a multiple of it, positions are folded into that axis and are
+                taken out again.
         """
         n = len(g)
         fold = n // samples if samples and n % samples == 0 else 1
@@ -200,66 +307,29 @@ class SharedInput(Layer[M]):
             yield torch.einsum("bnsr,bnsc->nbrc", gs, a)
 
 
-class Elementwise(Layer[M]):
-    """Every row has an input of its own (norm layers): ``y[r] = weight[r] x_hat[r] + bias[r]``."""
-
-    normalises = True
-    inputs_per_row = 1
-
-    def as_weight(self, m: Tensor) -> Tensor:
-        return m[0, :, 0]
-
-    def split(self, weight: Tensor) -> Tensor:
-        return weight.view(-1)
-
-    @abstractmethod
-    def normalised(self, x: Any) -> Tensor:
-        """What ``keep`` kept -> ``x_hat [n, s, rows]``."""
-
-    @abstractmethod
-    def gradients(self, g: Tensor) -> Tensor:
-        """Gradient of the module's output -> ``[n, s, rows]``."""
-
-    def pixel_sums(self, x: Any, g: Tensor, samples: int | None) -> tuple[Tensor, Tensor]:
-        """``sum_s g x_hat`` and ``sum_s g`` of every sample, ``[n, rows]`` each."""
-        grads = self.gradients(g).to(real(g.dtype))
-        products = self.normalised(x).to(grads.dtype) * grads
-        of_weight, of_bias = (per_sample(t[None], samples)[0].sum(1) for t in (products, grads))
-        return of_weight, of_bias
-
-    def sample_gradients(self, x: Any, g: Tensor, samples: int | None) -> Iterator[Tensor]:
-        sums = self.pixel_sums(x, g, samples)
-        used = [t for p, t in zip((self.weight, self.bias), sums, strict=True) if p is not None]
-        yield torch.stack(used, -1).unsqueeze(1)
-
-
 def piece(shape: tuple[int, int, int]) -> int:
-    """How many samples' gradients are made at a time: the same for all uses of one weight."""
+    """How many samples' gradients are made at a time: the same for all uses of one weight.
+
+    Arguments:
+        shape: ``(groups, rows, cols)``.
+    """
     groups, rows, cols = shape
     return max(1, _PIECE // max(1, groups * rows * cols))
 
 
 def trainable(p: Any) -> nn.Parameter | None:
+    """The parameter, if it is one and requires gradients.
+
+    Arguments:
+        p: a parameter, or anything else, for which there is ``None``.
+    """
     return p if isinstance(p, nn.Parameter) and p.requires_grad else None
 
 
 def real(dtype: torch.dtype) -> torch.dtype:
-    """Statistics of half-precision tensors are made in float32."""
-    return torch.float32 if dtype.itemsize < 4 else dtype
+    """The dtype of statistics: float32 for half-precision tensors.
 
-
-def grouped(t: Tensor) -> Tensor:
-    """``[n, s, d]`` -> ``[1, n, s, d]``; grouped tensors stay as they are."""
-    return t.unsqueeze(0) if t.ndim == 3 else t
-
-
-def per_sample(t: Tensor, samples: int | None) -> Tensor:
-    """``t [groups, n, s, d]`` with positions that were folded into ``n`` taken out again.
-
-    A model that flattens ``[samples, tokens, d]`` to ``[samples * tokens, d]`` still has that many
-    samples. A leading size that is no multiple of their number is taken as it is.
+    Arguments:
+        dtype: of activations or gradients; float32 and float64 stay.
     """
-    n = t.shape[1]
-    if not samples or n == samples or n % samples:
-        return t
-    return t.reshape(t.shape[0], samples, n // samples * t.shape[2], t.shape[3])
+    return torch.float32 if dtype.itemsize < 4 else dtype

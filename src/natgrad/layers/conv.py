@@ -1,4 +1,9 @@
-"""Convolutions: a linear layer on every patch, columns in the order (kernel position, channel)."""
+"""Convolutions: a linear layer on every patch (im2col), columns ordered (kernel position, channel).
+
+The positions ``s`` are the output pixels, and ``a[n, s]`` is the patch below pixel ``s``. Patches
+of a whole batch would be ``kernel`` times its activations, so they are made a piece at a time, or,
+for stride 1, not at all: ``linalg/correlation.py`` gets ``Σ a aᵀ`` from the distinct correlations.
+"""
 
 from math import prod
 from typing import Any
@@ -7,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natgrad.layers.base import SharedInput, per_sample
+from natgrad.layers.axes import per_sample
+from natgrad.layers.base import SharedInput
 from natgrad.layers.registry import register
 from natgrad.linalg.correlation import ConvGeometry, Correlations
 from natgrad.linalg.forms import Form, Triangle
@@ -138,7 +144,12 @@ class Conv(SharedInput[Any]):
 
 @register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def transposed_convolution(name: str, module: Any) -> list[SharedInput[Any]]:
-    """Weight and bias are two blocks: the bias acts on other positions than the weight."""
+    """Weight and bias are two blocks: the bias acts on other positions than the weight.
+
+    Arguments:
+        name: of the module in the model; the bias gets ``name.bias`` beside a weight.
+        module: a transposed convolution.
+    """
     layers: list[SharedInput[Any]] = []
     weight, bias = ConvTranspose(name, module), ChannelBias(name, module)
     if weight.weight is not None:
@@ -219,7 +230,11 @@ class ChannelBias(SharedInput[Any]):
 
 
 def numeric_padding(module: Any) -> Pads:
-    """``(before, after)`` for each dimension; ``same`` pads the odd one behind, as torch does."""
+    """``(before, after)`` for each dimension; ``same`` pads the odd one behind, as torch does.
+
+    Arguments:
+        module: a convolution, whose padding is numbers, ``"valid"`` or ``"same"``.
+    """
     if module.padding == "valid":
         return ((0, 0),) * len(module.kernel_size)
     if module.padding == "same":
@@ -229,7 +244,13 @@ def numeric_padding(module: Any) -> Pads:
 
 
 def add_pixels(x: Tensor, form: Triangle, kept: Tensor) -> None:
-    """``kept += sum`` over samples and pixels of ``x [n, c, *space]``, in the cheaper way."""
+    """Add the second moment of channels over samples and pixels, by the cheaper of two ways.
+
+    Arguments:
+        x: ``[n, c, *space]``.
+        form: how it is kept.
+        kept: flat buffer of ``form``, added to in place.
+    """
     channels, pixels = x.shape[1], prod(x.shape[2:])
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     if (last and not x.is_contiguous()) or (channels >= 256 and pixels < 400):

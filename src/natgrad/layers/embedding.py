@@ -1,6 +1,7 @@
 """``nn.Embedding``: a linear layer on one-hot inputs, stored transposed, ``W [dim, entries]``.
 
-Its A is diagonal: the share of positions that look each entry up.
+Its A is diagonal: the share of positions that look each entry up. It is kept as counts, so that a
+vocabulary of any size costs one number an entry.
 """
 
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natgrad.layers.base import SharedInput, grouped, per_sample, piece, real
-from natgrad.layers.linear import Rows
+from natgrad.layers.axes import grouped, per_sample
+from natgrad.layers.base import SharedInput, piece, real
+from natgrad.layers.linear import RowInputs
 from natgrad.layers.registry import NotCovered, register
 from natgrad.linalg.forms import DiagonalForm, Form, Triangle
 
@@ -96,12 +98,14 @@ class Embedding(SharedInput[nn.Embedding]):
             yield out.mT.unsqueeze(1)
 
 
-class TiedHead(Rows):
+class TiedHead(RowInputs):
     """A ``Linear`` whose weight ``[entries, dim]`` is an embedding's: the same matrix, transposed.
 
     In the embedding's ``W [dim, entries]`` the roles change places: the input of the linear layer
     runs over W's rows, the gradient of its output over W's columns.
     """
+
+    transposed = True
 
     module: nn.Linear
     inputs_per_row = 0

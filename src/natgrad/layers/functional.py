@@ -1,6 +1,8 @@
 """Modules that call functions on their parameters: linear projections that no module hook sees.
 
 A function mode is entered for the time of the module's forward and reports every projection in it.
+Attention needs nothing else. A recurrence in one fused kernel shows no projections, so that it is
+written out step by step, on steps that update the curvature only.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +20,15 @@ Seen = Callable[["Projection[Any]", Any, Tensor, Callable[[Tensor], Tensor]], No
 
 
 class Projection(SharedInput[M]):
-    """Rows of a parameter of a module, applied to ``[n, s, features]``; all rows by default."""
+    """Some rows of a module's parameter, applied to ``[n, s, features]``.
+
+    Arguments:
+        name: of the layer: that of the module and the role of the projection.
+        module: that has the parameter, itself or in a child.
+        weight: the parameter ``[rows, features]``, which may hold the rows of several projections.
+        bias: ``[rows]``, or ``None``.
+        rows: those of the parameter that are this matrix; ``None`` is all.
+    """
 
     input_is_rows = True
 
@@ -51,6 +61,11 @@ class Projection(SharedInput[M]):
         return bias[self.slice].unsqueeze(0)
 
     def own(self, weight: Tensor) -> slice:
+        """Which rows of a tensor are this matrix.
+
+        Arguments:
+            weight: the whole parameter, or what a call used of it.
+        """
         # A packed projection has the rows of all; a separate weight has its own only.
         return self.slice if weight.shape[0] > self.rows else slice(None)
 
@@ -61,7 +76,15 @@ class Projection(SharedInput[M]):
     @classmethod
     @abstractmethod
     def watch(cls, layers: Sequence[Any], seen: Seen, inputs: tuple[Any, ...]) -> "Watch[Any]":
-        """What sees the calls of ``layers``, all of one module that is called with ``inputs``."""
+        """The function mode that sees the calls of a module's projections.
+
+        Arguments:
+            layers: all layers of one module.
+            seen: is called for every projection with the layer, what it keeps of its input, a
+                tensor of the graph, and a function from that tensor's gradient to the layer's own,
+                samples in front.
+            inputs: positional arguments that the module is called with.
+        """
 
     def inputs(self, x: Any) -> Tensor:
         rows: Tensor = x
@@ -75,7 +98,15 @@ P = TypeVar("P", bound=Projection[Any])
 
 
 class Watch(TorchFunctionMode, ABC, Generic[P]):
-    """While entered, sees every function that one call of a module makes of ``inputs``."""
+    """A function mode that sees every torch function that one call of a module makes.
+
+    Arguments:
+        layers: all layers of one module.
+        seen: is called for every projection with the layer, what it keeps of its input, a tensor of
+            the graph, and a function from that tensor's gradient to the layer's own, samples in
+            front.
+        inputs: positional arguments that the module is called with.
+    """
 
     def __init__(self, layers: Sequence[P], seen: Seen, inputs: tuple[Any, ...]) -> None:
         super().__init__()
@@ -92,5 +123,10 @@ class Watch(TorchFunctionMode, ABC, Generic[P]):
 
     @abstractmethod
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do what ``func(*args, **kwargs)`` does, and report the projections in it. A mode is off
-        inside itself."""
+        """Do what the function does, and report the projections in it. A mode is off inside itself.
+
+        Arguments:
+            func: a torch function.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+        """

@@ -6,7 +6,7 @@ from natgrad.layers.base import SharedInput
 from natgrad.layers.registry import register
 
 
-class Rows(SharedInput[nn.Module]):
+class RowInputs(SharedInput[nn.Module]):
     """A module whose input and output are ``[n, ..., features]``."""
 
     input_features = output_features = 1
@@ -24,7 +24,7 @@ class Rows(SharedInput[nn.Module]):
 
 
 @register(nn.Linear)
-class Linear(Rows):
+class Linear(RowInputs):
     module: nn.Linear
 
     @property
@@ -37,7 +37,7 @@ class Linear(Rows):
 
 
 @register("transformers.pytorch_utils.Conv1D")
-class TransposedLinear(Rows):
+class TransposedLinear(RowInputs):
     """Hugging Face's ``Conv1D``: a linear layer whose weight is stored ``[inputs, outputs]``."""
 
     @property

@@ -1,4 +1,8 @@
-"""Norm layers: ``y = weight * x_hat + bias``, one row of ``W [channels, 2]`` per channel."""
+"""Norm layers: ``y = weight * x_hat + bias``, one row of ``W [channels, 2]`` per channel.
+
+Row ``r`` has the input ``(x_hat[r], 1)``, which is recomputed
+from the module's input. A sample's gradient is ``(Σ_s g x_hat, Σ_s g)``, two numbers a row.
+"""
 
 from math import prod
 from typing import Any
@@ -7,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natgrad.layers.base import Elementwise, real
+from natgrad.layers.base import real
+from natgrad.layers.elementwise import Elementwise
 from natgrad.layers.registry import register
 from natgrad.linalg.workspace import workspace
 
@@ -153,7 +158,12 @@ class BatchNorm(Channels):
 
 def product_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """``sum_s x g [n, c]`` of ``[n, c, *space]``, and ``sum_s g``, a cache-sized piece of samples
-    at a time: the product of all would be as large as the activations."""
+    at a time: the product of all would be as large as the activations.
+
+    Arguments:
+        x: ``[n, c, *space]``.
+        g: of the same shape.
+    """
     each = max(1, prod(x.shape[1:]))
     count = max(1, min(len(x), _PIECE // each))
     product = workspace("pixels", (count, *x.shape[1:]), x)

@@ -16,7 +16,15 @@ Step = Callable[[Tensor, Tensor, State], tuple[State, Tensor | None]]
 
 
 class Weights(NamedTuple):
-    """Those of one layer and direction, in the order of a fused function."""
+    """Those of one layer and direction, in the order of a fused function.
+
+    Arguments:
+        ih: ``[gates * hidden, inputs]``, of the inputs.
+        hh: ``[gates * hidden, hidden]``, of the hidden state.
+        bias_ih: ``[gates * hidden]``, or ``None``.
+        bias_hh: ``[gates * hidden]``, or ``None``.
+        hr: ``[proj_size, hidden]`` of an LSTM with a projection, else ``None``.
+    """
 
     ih: Tensor
     hh: Tensor
@@ -25,8 +33,16 @@ class Weights(NamedTuple):
     hr: Tensor | None = None
 
 
-class Run(NamedTuple):
-    """What a recurrence went through, as rows ``[b_0 + b_1 + ..., d]`` in the order of time."""
+class UnrolledRecurrence(NamedTuple):
+    """What a recurrence went through, as rows ``[b_0 + b_1 + ..., d]`` in the order of time.
+
+    Arguments:
+        out: ``h_t``, after its projection if there is one.
+        end: the state after the last step.
+        hidden: ``h_{t-1}``, detached.
+        raw: ``h_t`` before its projection, detached; ``None`` without one.
+        reset: the reset gate of a GRU, detached; ``None`` for other cells.
+    """
 
     out: Tensor
     end: State
@@ -43,9 +59,21 @@ def run(
     *,
     reverse: bool,
     probes: Sequence[Tensor] | None,
-) -> Run:
-    """``xs[t] [b_t, gates * hidden]`` are the projected inputs, ``state`` is ``[b, ...]`` with the
-    largest ``b_t``, and ``probes[t]`` is added to the projected ``h_t``."""
+) -> UnrolledRecurrence:
+    """One layer and direction of a recurrence, step by step.
+
+    Arguments:
+        step: one time step of the cell: ``(projected input, projected hidden state, state)`` to the
+            next state.
+        w: the weights of this layer and direction.
+        xs: ``xs[t] [b_t, gates * hidden]``, the projected inputs of the ``b_t`` samples that last
+            until ``t``.
+        state: hidden state ``[b, …]``, and the cell state of an LSTM, at the start; ``b`` is the
+            largest ``b_t``.
+        reverse: whether time runs backwards.
+        probes: ``probes[t]`` is added to ``h_t`` after its projection (of an LSTM with
+            ``proj_size``), so that its gradient can be read; ``None`` adds nothing.
+    """
     hidden, raw, out = ([xs[0]] * len(xs) for _ in range(3))
     resets: list[Tensor | None] = [None] * len(xs)
     times = range(len(xs))
@@ -64,7 +92,7 @@ def run(
         if others:
             state = tuple(torch.cat(pair) for pair in zip(state, others, strict=True))
     gates = [r.detach() for r in resets if r is not None]
-    return Run(
+    return UnrolledRecurrence(
         torch.cat(out),
         state,
         torch.cat(hidden),
@@ -74,7 +102,13 @@ def run(
 
 
 def by_cell(flat: Sequence[Tensor], biases: bool, cells: int) -> Iterator[Weights]:
-    """The list of weights that a fused function gets, by layer and direction."""
+    """The list of weights that a fused function gets, by layer and direction.
+
+    Arguments:
+        flat: all weights, in the order of the fused function.
+        biases: whether there are biases.
+        cells: layers times directions.
+    """
     each = len(flat) // cells
     for i in range(0, len(flat), each):
         own = flat[i : i + each]

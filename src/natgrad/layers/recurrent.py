@@ -1,4 +1,4 @@
-"""Recurrent modules: linear projections inside of fused functions that no module hook sees.
+"""Recurrent modules: linear projections inside fused functions that no module hook sees.
 
 On steps that take statistics a fused call is replaced by the same computation from its parts:
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from natgrad.layers.base import per_sample
+from natgrad.layers.axes import per_sample
 from natgrad.layers.functional import Projection, Seen, Watch
 from natgrad.layers.recurrence import CELLS, SEQUENCES, State, Step, Weights, by_cell, run
 from natgrad.layers.registry import register
@@ -31,8 +31,16 @@ Cell = nn.RNNCell | nn.LSTMCell | nn.GRUCell
 
 
 class RecurrentProjection(Projection[nn.Module]):
-    """``role``: ``"ih"`` of inputs, ``"hh"`` of the hidden state, ``"hr"`` to the size of an LSTM's
-    output; ``cell`` counts layers, and in them directions, in the order of the module's weights."""
+    """One matrix of a recurrent module.
+
+    Arguments:
+        name: of the module in the model; that of the layer is ``name.ih_l0`` and so on.
+        module: the recurrent module.
+        cell: number of the layer and direction, in the order of the module's weights.
+        role: ``"ih"`` of the inputs, ``"hh"`` of the hidden state, ``"hr"`` from the hidden state
+            to an LSTM's ``proj_size``.
+        suffix: of the parameter's name, such as ``"_l0_reverse"``.
+    """
 
     def __init__(self, name: str, module: nn.Module, cell: int, role: str, suffix: str) -> None:
         weight = getattr(module, f"weight_{role}{suffix}")
@@ -69,7 +77,12 @@ class RecurrentProjection(Projection[nn.Module]):
 @register(nn.RNN, nn.LSTM, nn.GRU)
 def of_sequences(name: str, module: Recurrent) -> list[RecurrentProjection]:
     """``ih_l0``, ``hh_l0``, ``ih_l0_reverse``, ...: two layers for each layer and direction, three
-    with ``proj_size``; both biases come with their weights."""
+    with ``proj_size``; both biases come with their weights.
+
+    Arguments:
+        name: of the module in the model.
+        module: an RNN, LSTM or GRU.
+    """
     directions = ("", "_reverse") if module.bidirectional else ("",)
     suffixes = [f"_l{i}{way}" for i in range(module.num_layers) for way in directions]
     roles = ("ih", "hh", "hr") if module.proj_size else ("ih", "hh")
@@ -82,6 +95,12 @@ def of_sequences(name: str, module: Recurrent) -> list[RecurrentProjection]:
 
 @register(nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 def of_one_step(name: str, module: Cell) -> list[RecurrentProjection]:
+    """``ih`` and ``hh`` of a cell, a layer each.
+
+    Arguments:
+        name: of the module in the model.
+        module: an RNNCell, LSTMCell or GRUCell.
+    """
     return _trained(RecurrentProjection(name, module, 0, role, "") for role in ("ih", "hh"))
 
 
@@ -91,26 +110,49 @@ def _trained(layers: Iterable[RecurrentProjection]) -> list[RecurrentProjection]
 
 class Steps(NamedTuple):
     """How rows ``[b_0 + b_1 + ..., d]`` lie, one time step after the other; a packed sequence has
-    its longest samples first, and ``order`` brings them back to where they were."""
+    its longest samples first, and ``order`` brings them back to where they were.
+
+    Arguments:
+        sizes: ``b_t``, samples of each time step.
+        batch_sizes: the same as a tensor, of a packed sequence; ``None`` for one that is not
+            packed.
+        order: where the samples of a packed sequence were before they were sorted by length;
+            ``None`` if they are in their order.
+    """
 
     sizes: list[int]
     batch_sizes: Tensor | None = None
     order: Tensor | None = None
 
     def samples_first(self, rows: Tensor) -> Tensor:
-        """``[n, steps, d]``, with zeros after the end of a sample."""
+        """``[n, steps, d]``, with zeros after the end of a sample.
+
+        Arguments:
+            rows: ``[b_0 + b_1 + …, d]``, one time step after the other.
+        """
         if self.batch_sizes is None:
             return rows.reshape(len(self.sizes), -1, rows.shape[-1]).transpose(0, 1)
         packed = PackedSequence(rows, self.batch_sizes, None, self.order)
         return pad_packed_sequence(packed, batch_first=True)[0]
 
     def keep(self, rows: Tensor) -> "Tensor | Packed":
+        """What a layer needs of its inputs: padded, or with the lengths of samples where they
+        differ.
+
+        Arguments:
+            rows: ``[b_0 + b_1 + …, d]``, one time step after the other; detached.
+        """
         rows = rows.detach()
         return self.samples_first(rows) if self.batch_sizes is None else Packed(rows, self)
 
 
 class Packed:
-    """Inputs of samples of many lengths: ``rows`` as they lie, and ``padded [n, steps, d]``."""
+    """Inputs of samples of different lengths.
+
+    Arguments:
+        rows: ``[b_0 + b_1 + …, d]``, one time step after the other.
+        steps: how they lie.
+    """
 
     def __init__(self, rows: Tensor, steps: Steps) -> None:
         self.rows, self.steps = rows, steps
@@ -129,7 +171,12 @@ class Packed:
 
 
 class Hidden:
-    """The gradient of the input projections -> that of the hidden ones, samples in front."""
+    """The gradient of the input projections -> that of the hidden ones, samples in front.
+
+    Arguments:
+        steps: how rows lie.
+        reset: ``[b_0 + b_1 + …, hidden]``, the reset gate of a GRU; ``None`` for other cells.
+    """
 
     def __init__(self, steps: Steps, reset: Tensor | None) -> None:
         self.steps, self.reset = steps, reset

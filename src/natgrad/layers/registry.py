@@ -19,13 +19,19 @@ _VIEWS: dict[type[nn.Module] | str, Views] = {}
 
 
 class NotCovered(Exception):  # noqa: N818 (it is an answer, not an error)
-    """Raised by a layer's constructor for a module that it cannot view as a matrix; says why."""
+    """Raised by a layer's constructor for a module that it cannot view as a matrix. Its message is
+    the reason that coverage reports show.
+    """
 
 
 def register(*modules: type[nn.Module] | str) -> Callable[[T], T]:
-    """Class decorator: the layer stands for these module classes and their subclasses.
+    """Decorator of a layer class, or of a function ``(name, module)`` that gives one layer or
+    several: it stands for these module classes and for their subclasses that have no ``forward`` of
+    their own.
 
-    A string ``"package.module.Class"`` names a class of a package that need not be installed.
+    Arguments:
+        modules: classes, or strings ``"package.module.Class"`` for classes of packages that need
+            not be installed. A later registration replaces an earlier one.
     """
 
     def add(views: T) -> T:
@@ -35,8 +41,10 @@ def register(*modules: type[nn.Module] | str) -> Callable[[T], T]:
     return add
 
 
-def registered() -> list[str]:
-    return sorted(m if isinstance(m, str) else m.__name__ for m in _VIEWS)
+def registered() -> dict[str, Views]:
+    """What makes the layers of each module, by the module's name, sorted."""
+    named = {m if isinstance(m, str) else m.__name__: views for m, views in _VIEWS.items()}
+    return dict(sorted(named.items()))
 
 
 def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
@@ -44,6 +52,10 @@ def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
 
     Wrappers such as ``fully_shard`` replace ``type(module)`` by a subclass, so base classes are
     looked through, but not past one with a ``forward`` of its own: that is another computation.
+
+    Arguments:
+        name: of the module in the model, which layers get as theirs.
+        module: one that has parameters of its own.
     """
     for cls in type(module).__mro__:
         views = _VIEWS.get(cls) or _VIEWS.get(f"{cls.__module__}.{cls.__qualname__}")

@@ -2,8 +2,8 @@
 
     A = sum_p a[p] a[p]^T,    a[p] the patch at p: (kernel row, kernel column, channel), then a 1
 
-A 3x3 kernel with padding 1 has 13 lags, 12 border strips and 4 corners (see ``lags``): 29 blocks
-C x C instead of 81, 6 times less work and 0.36 times the numbers to keep and send.
+A 3x3 kernel with padding 1 has 13 lags, 12 border strips and 4 corners (`correlation_lags`): 29
+blocks C x C instead of 81, 6 times less work and 0.36 times the numbers to keep and send.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from natgrad.linalg import spectral
+from natgrad.linalg import fourier_correlation
+from natgrad.linalg.correlation_lags import WHOLE, ConvGeometry, Tile, block_count, signs, tiles_of
 from natgrad.linalg.forms import Form
-from natgrad.linalg.lags import WHOLE, ConvGeometry, Tile, block_count, signs, tiles_of
 from natgrad.linalg.workspace import workspace
 
 __all__ = ["ConvGeometry", "Correlations"]
@@ -36,7 +36,7 @@ class Canvas:
 
     The order is ``(row, image, column, channel)``, so that any rows of all images are one span, and
     columns are sorted by their remainder modulo the dilation, so that neighbouring taps see
-    neighbouring pixels. Where a partner lies outside of the image there must be a zero: either gaps
+    neighbouring pixels. Where a partner lies outside the image there must be a zero: either gaps
     part the images, or each pixel is stored with its neighbours, as a record with zeros in it.
     Lanes are independent sets of images.
     """
@@ -82,7 +82,7 @@ def paint(x: Tensor, lanes: int, geometry: ConvGeometry, stack: int, records: bo
     segment = -(-width // dilation) + gap
     segment += -segment % stack
     inside = height * images * dilation * segment
-    # What is zero is so from the making of the buffer on: the layout is a part of its name.
+    # Zeros are written once, when the buffer is made; the layout is part of the buffer's key.
     key = ("correlation", height, width, images, segment, dilation, record)
     pixels = workspace(key, (lanes, inside + gap, record * c), x, zero=True)
     board = pixels[:, :inside].view(lanes, height, images, dilation, segment, record, c)
@@ -138,9 +138,9 @@ class Correlations(Form):
 
     def _add_blocks(self, kept: Tensor, x: Tensor, alpha: float) -> None:
         n, c, height, width = x.shape
-        if spectral.pays(n, c, height, width, self.geometry):
+        if fourier_correlation.pays(n, c, height, width, self.geometry):
             views = {tile: view.view(c, -1, c) for tile, view in self._views(kept)}
-            spectral.add(views, x, self.geometry, alpha)
+            fourier_correlation.add(views, x, self.geometry, alpha)
             return
         wide = c >= _WIDE
         # Gaps cost products, some width-th of all; records cost copies, which many channels repay.

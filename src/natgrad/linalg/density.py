@@ -2,7 +2,7 @@
 
     tr f(A) = n E[Σ_j w_j f(θ_j)]     θ the eigenvalues of Lanczos' T from z/√n, w_j = (e₁ᵀ y_j)²
 
-``z`` are random signs, one chain of Lanczos for each [Ubaru, Chen and Saad, 2017]. A matrix that
+``z`` are random signs, one chain of Lanczos for each (Ubaru et al. 2017). A matrix that
 has no more columns than the products to be spent is written down instead.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from natgrad.errors import SettingError
 from natgrad.linalg.krylov import Chains
-from natgrad.linalg.matrix import Matrix, Product, at_least, generator_of
+from natgrad.linalg.matrix_free import MatrixFree, Product, at_least, generator_of
 from natgrad.linalg.results import Number
 
 # Numbers in the bases of the chains that run together.
@@ -110,7 +110,7 @@ def quadrature(
     device: torch.device | str = "cpu",
 ) -> Quadrature:
     """Nodes and weights from ``probes`` chains of ``steps`` products each."""
-    matrix = Matrix(product, n, dtype, device)
+    matrix = MatrixFree(product, n, dtype, device)
     at_least("probes", probes, 2)
     at_least("steps", steps, 1)
     if n <= probes * steps and matrix.small:

@@ -1,7 +1,12 @@
 """How symmetric matrices are kept: as few numbers as possible, in one flat buffer.
 
-Everything kept is a plain sum over the data, so a buffer can be added to, averaged, scaled and
-sent without knowing what is inside. It becomes a dense matrix only to be decomposed.
+    Triangle       slabs of the upper triangle
+    DiagonalForm   the diagonal
+    Correlations   distinct blocks of a convolution's input factor (in `correlation`)
+
+Every form is linear: the buffer of ``M1 + M2`` is the sum of their buffers. So whatever a factor is
+of, it can be added to, averaged, scaled, sent and saved without knowing what is in the buffer, and
+a new form needs no change anywhere else. It becomes a dense matrix only to be decomposed.
 """
 
 from abc import ABC, abstractmethod
@@ -117,7 +122,7 @@ class Triangle(Form):
 
     @property
     def sent(self) -> int:
-        """``N (N + 1) / 2`` (O10): slabs hold the squares on the diagonal whole."""
+        """``N (N + 1) / 2`` (Osawa 2019, sec. 3.4): slabs hold whole squares on the diagonal."""
         return self.batch * self.dim * (self.dim + 1) // 2
 
     def pack(self, kept: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ alone, without products, even if the products are not quite symmetric.
 import torch
 from torch import Tensor
 
-from natgrad.linalg.matrix import Matrix
+from natgrad.linalg.matrix_free import MatrixFree
 
 _PASSES = 4
 _LAST = 2
@@ -38,13 +38,13 @@ def orthogonalise(rows: Tensor, w: Tensor) -> tuple[Tensor, Tensor, float]:
     return w, components, norm
 
 
-class Space:
+class KrylovSpace:
     """Orthonormal ``rows [size, n]``; ``images [size, size]`` is ``H``, zero for pending rows.
 
     A pending row is one that was not yet multiplied. Small matrices are float64 on the CPU.
     """
 
-    def __init__(self, matrix: Matrix, capacity: int) -> None:
+    def __init__(self, matrix: MatrixFree, capacity: int) -> None:
         self.matrix, self.capacity = matrix, capacity
         self._rows = torch.empty(0, matrix.n, dtype=matrix.dtype, device=matrix.device)
         self._images = torch.zeros(0, 0, dtype=torch.float64)
@@ -137,7 +137,7 @@ class Chains:
     A chain ends early where its space is invariant; those that go on are multiplied together.
     """
 
-    def __init__(self, matrix: Matrix, starts: Tensor, steps: int) -> None:
+    def __init__(self, matrix: MatrixFree, starts: Tensor, steps: int) -> None:
         self.matrix, self.steps = matrix, min(steps, matrix.n)
         self.norms = starts.norm(dim=0).cpu().double()
         # A float64 norm would promote the basis; norms of the work's dtype are what was divided by.

@@ -17,8 +17,8 @@ from math import log
 import torch
 from torch import Tensor
 
-from natgrad.linalg.krylov import Space, orthogonalise
-from natgrad.linalg.matrix import Matrix, Product, at_least, generator_of, tolerance_of
+from natgrad.linalg.krylov import KrylovSpace, orthogonalise
+from natgrad.linalg.matrix_free import MatrixFree, Product, at_least, generator_of, tolerance_of
 from natgrad.linalg.results import Eigenpairs
 
 # Numbers kept in the basis before it is compressed.
@@ -61,7 +61,7 @@ def eigenpairs(
     ``n <= 4 k + 32`` is written down and decomposed instead.
     """
     sign = -1.0 if smallest else 1.0
-    matrix = Matrix(lambda x: sign * product(x), n, dtype, device)
+    matrix = MatrixFree(lambda x: sign * product(x), n, dtype, device)
     wanted = min(at_least("k", k, 1), n)
     limit = max(1000, 20 * wanted) if limit is None else at_least("limit", limit, 1)
     least = 2 * wanted + at_least("block", block, 1) + 2
@@ -89,7 +89,7 @@ def eigenpairs(
     )
 
 
-def _dense(matrix: Matrix, wanted: int, sign: float) -> Eigenpairs:
+def _dense(matrix: MatrixFree, wanted: int, sign: float) -> Eigenpairs:
     """All of a matrix that has hardly more columns than a search would take products."""
     whole = matrix.dense()
     values, vectors = torch.linalg.eigh(whole)
@@ -110,9 +110,11 @@ def _dense(matrix: Matrix, wanted: int, sign: float) -> Eigenpairs:
 class _Search:
     """A Krylov space, the wanted Ritz pairs in it, and the vectors sent after missed copies."""
 
-    def __init__(self, matrix: Matrix, wanted: int, capacity: int, block: int, seed: int) -> None:
+    def __init__(
+        self, matrix: MatrixFree, wanted: int, capacity: int, block: int, seed: int
+    ) -> None:
         self.matrix, self.wanted, self.capacity, self.block = matrix, wanted, capacity, block
-        self.space = Space(matrix, capacity)
+        self.space = KrylovSpace(matrix, capacity)
         self.generator = generator_of(seed)
         self.restarts = 0
         for vector in matrix.gaussians(min(block, matrix.n), self.generator).T:
@@ -124,9 +126,9 @@ class _Search:
         following = list(self.space.pending)
         while following:
             if self.matrix.products + len(following) > limit:
-                return f"{self._story()}; stopped at the limit of {limit} products"
+                return f"{self._summary()}; stopped at the limit of {limit} products"
             self._expand(following)
-            self._look()
+            self._update_ritz_pairs()
             if not self._converged():
                 following = self._best()
             elif self._alone():
@@ -134,11 +136,11 @@ class _Search:
             else:
                 chain = self._chain()
                 if not chain.run(limit):
-                    return f"{self._story()}; further copies were not excluded"
+                    return f"{self._summary()}; further copies were not excluded"
                 following = self._take(chain.found())
-        return self._story()
+        return self._summary()
 
-    def _look(self) -> None:
+    def _update_ritz_pairs(self) -> None:
         """Ritz pairs of the whole space."""
         self.values, self.coefficients, rest = self.space.ritz()
         self.scale = float(self.values.abs().max())
@@ -211,12 +213,12 @@ class _Search:
             indices = [self.space.pending[place] for place in places]
         self.space.expand(indices)
 
-    def _story(self) -> str:
+    def _summary(self) -> str:
         several = "s" * (self.restarts > 1)
-        story = f", {self.restarts} thick restart{several}" if self.restarts else ""
+        summary = f", {self.restarts} thick restart{several}" if self.restarts else ""
         if self._converged() and bool((self.residuals > self.tolerance).any()):
-            story += f"; products are symmetric only to {float(self.residuals.max()):.0e}"
-        return story
+            summary += f"; products are symmetric only to {float(self.residuals.max()):.0e}"
+        return summary
 
 
 class _Chain:
@@ -224,7 +226,7 @@ class _Chain:
 
     def __init__(
         self,
-        matrix: Matrix,
+        matrix: MatrixFree,
         kept: Tensor,
         start: Tensor,
         values: Tensor,

@@ -1,9 +1,9 @@
 """Eigenpairs by a preconditioned block method (LOBPCG): Rayleigh-Ritz on ``[X, M⁻¹ R, P]``.
 
-    R = A X - X Θ,    X⁺ = S C for the best eigenvectors C of Sᵀ A S,    P = what of X⁺ is not in X
+    R = A X - X Θ,    X⁺ = S C for the best eigenvectors C of Sᵀ A S,    P = X⁺ without X
 
-``S`` is orthonormal in every iteration, and so is ``P`` against ``X⁺`` by construction [Hetmaniuk
-and Lehoucq, 2006]. Worth its products where a good preconditioner is at hand, for the smallest
+``S`` is orthonormal in every iteration, and so is ``P`` against ``X⁺`` by construction (Hetmaniuk
+and Lehoucq 2006). It pays where there is a good preconditioner, for the smallest
 eigenvalues above all; without one, Lanczos needs fewer.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from natgrad.linalg.krylov import orthogonalise
-from natgrad.linalg.matrix import Matrix, Product, at_least, generator_of, tolerance_of
+from natgrad.linalg.matrix_free import MatrixFree, Product, at_least, generator_of, tolerance_of
 from natgrad.linalg.results import Eigenpairs
 
 
@@ -35,9 +35,9 @@ def eigenpairs(
     ``‖A v - λ v‖ / max|λ|``, ``limit`` the iterations. If ``k > n``, there are ``n`` pairs.
     """
     sign = -1.0 if smallest else 1.0
-    matrix = Matrix(lambda x: sign * product(x), n, dtype, device)
+    matrix = MatrixFree(lambda x: sign * product(x), n, dtype, device)
     # It is not a product with A: it is checked like one, but counted apart.
-    directions = Matrix(preconditioner, n, dtype, device) if preconditioner else None
+    directions = MatrixFree(preconditioner, n, dtype, device) if preconditioner else None
     wanted = min(at_least("k", k, 1), n)
     at_least("limit", limit, 1)
     # A few more than asked for: the last wanted pair converges as its distance to the first that
@@ -81,7 +81,7 @@ def eigenpairs(
 class _Block:
     """``x [n, b]`` and the directions ``p [n, c]`` they came along, orthonormal, with products."""
 
-    def __init__(self, matrix: Matrix, x: Tensor) -> None:
+    def __init__(self, matrix: MatrixFree, x: Tensor) -> None:
         self.matrix, self.x, self.ax = matrix, x, matrix(x)
         self.p, self.ap = x[:, :0], x[:, :0]
         # Norms of products with unit vectors: none is larger than the largest eigenvalue.

@@ -1,4 +1,9 @@
-"""Patches of an image as rows, a cache-sized piece at a time."""
+"""Patches of an image as rows (im2col), a cache-sized piece at a time.
+
+im2col multiplies the size of the activations by that of the kernel. Pieces that are multiplied as
+soon as they are written never leave the cache. Convolutions of stride 1 mostly do without patches:
+see `natgrad.linalg.correlation`.
+"""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -70,7 +75,7 @@ def patch_pieces(
     space = [
         before + size + after for (before, after), size in zip(padding, x.shape[2:], strict=True)
     ]
-    # The border is zero from the making of the buffer on: where it lies is a part of its name.
+    # The border is zeroed once, when the buffer is made; its position is part of the buffer's key.
     key = ("padded", tuple(x.shape[2:]), tuple(padding))
     board = workspace(key, (count, *space, x.shape[1]), x, zero=True)
     for start in range(0, n, count):

@@ -1,4 +1,9 @@
-"""What estimators and iterations return: the value, how far it is to be trusted, and its price."""
+"""What estimators and iterations return: the value, how far it is to be trusted, and its price.
+
+A trace from random vectors without its error, or eigenvalues that have not converged, look just
+like exact ones. So `Number`, `Estimate`, `Eigenpairs` and `Solution` carry the method, standard
+errors or residuals, convergence and the number of products.
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -7,9 +12,14 @@ from torch import Tensor
 
 
 class Number(float):
-    """A float that knows how it was found: ``value ± standard_error``, after ``products`` columns.
+    """A float that knows how it was found.
 
-    The standard error is 0 where the value is exact up to rounding.
+    Arguments:
+        value: the float that it is.
+        method: how it was found, in words; shown by ``repr``.
+        standard_error: of an estimate, shown after ``±``; 0 where the value is exact up to
+            rounding.
+        products: number of matrix-vector products it took; 0 if that was not counted.
     """
 
     method: str
@@ -34,7 +44,14 @@ class Number(float):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """A tensor of estimates, with the standard error of each of them (0 where exact)."""
+    """A tensor of estimates.
+
+    Arguments:
+        value: the estimates, of any shape.
+        standard_error: of each entry, 0 where exact; the shape of ``value``.
+        products: number of matrix-vector products it took.
+        method: how it was found, in words.
+    """
 
     value: Tensor
     standard_error: Tensor
@@ -52,9 +69,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Eigenpairs:
-    """``values [k]``, descending, and ``vectors [n, k]`` of a symmetric matrix.
+    """Some eigenvalues and eigenvectors of a symmetric matrix.
 
-    ``residuals [k]`` are ``‖A v - λ v‖ / max|λ|``.
+    Arguments:
+        values: ``[k]``, descending, also where the smallest were asked for.
+        vectors: ``[n, k]``, orthonormal columns in the order of ``values``.
+        residuals: ``[k]``: ``‖A v - λ v‖ / max|λ|``, with the largest absolute eigenvalue met.
+        converged: whether all residuals are within the tolerance; always for pairs in closed form.
+        products: number of matrix-vector products it took.
+        method: how they were found, in words.
     """
 
     values: Tensor
@@ -70,10 +93,15 @@ class Eigenpairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """``x [n, k]`` (or ``[n]``), and for each column the size of what is left, ``residuals [k]``.
+    """The solution of linear systems, or a function of a matrix times vectors.
 
-    Of a linear system that is ``‖b - A x‖ / ‖b‖``, of a function of a matrix an estimate of the
-    relative error.
+    Arguments:
+        x: ``[n]`` or ``[n, k]``, as the right-hand side was given.
+        residuals: one for each column: of a linear system ``‖b - A x‖ / ‖b‖``, of a function of a
+            matrix an estimate of the relative error.
+        converged: whether all residuals are within the tolerance.
+        products: number of matrix-vector products it took.
+        method: how it was found, in words.
     """
 
     x: Tensor

@@ -1,8 +1,12 @@
-"""Symmetric matrices over ``vec(W)`` that are never written out: dense blocks, a diagonal,
-``G x A``, and ``(Q_G x Q_A) diag(S) (Q_G x Q_A)^T``.
+"""Symmetric matrices over ``vec(W)`` that are never written out.
 
-Every one of them knows its eigenvalues in closed form, so that any function of it is applied as
-``Q f(l) Q^T m``. Vectors are rows: ``m [k, size]``.
+    DenseBlocks        blocks on the diagonal           DiagonalMatrix   a diagonal
+    KroneckerProduct   ``G x A``                        Rotated          ``Q diag(S) Q^T``
+
+with ``Q = Q_G x Q_A``. Every one of them knows its eigenvalues in closed form, so that any function
+of it is exact: ``f(F) m = Q f(l) Q^T m``. ``Structure.matrix`` makes them from kept factors, for
+structured operators and, independently of the fast path, as the oracle in tests of the
+preconditioner. Vectors are rows: ``m [k, size]``.
 """
 
 from abc import ABC, abstractmethod
@@ -11,6 +15,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from natgrad.linalg.eigh import eigh
 
 Function = Callable[[Tensor], Tensor]  # of eigenvalues, entry by entry
 
@@ -221,9 +227,6 @@ def _sandwich(left: Tensor | None, m: Tensor, right: Tensor | None) -> Tensor:
 
 
 def _eigh(values: Tensor) -> tuple[Tensor, Tensor]:
-    """One at a time where they are large: a batch of them is slower than a loop."""
-    if values.shape[-1] <= 32:
-        found = torch.linalg.eigh(values)
-        return found[0], found[1]
-    pairs = [torch.linalg.eigh(one) for one in values]
-    return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
+    """Eigenvalues, and eigenvectors as columns."""
+    found, rows = eigh(values)
+    return found, rows.mT

@@ -1,4 +1,9 @@
-"""Several decompositions at a time: one gains little from a second thread, two gain all of it."""
+"""Several decompositions at a time, one thread each.
+
+LAPACK's symmetric eigendecomposition gains little from a second thread, so the blocks of a model
+are decomposed side by side instead of one after the other with all threads. Each needs memory of
+its own, so there are at most 8 at a time, and callers keep large matrices out of it.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

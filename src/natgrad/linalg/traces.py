@@ -2,7 +2,7 @@
 
     E[zᵀ A z] = tr A,    E[z ∘ A z] = diag A,    E[‖A z‖²] = ‖A‖²      (z of independent ±1)
 
-Whoever can afford ``n`` products gets the exact value from the identity instead.
+With ``n`` products or more the value is exact, from products with the identity.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from math import hypot, sqrt
 import torch
 from torch import Tensor
 
-from natgrad.linalg.matrix import Matrix, Product, at_least, generator_of
+from natgrad.linalg.matrix_free import MatrixFree, Product, at_least, generator_of
 from natgrad.linalg.results import Estimate, Number
 
 Device = torch.device | str
@@ -30,7 +30,7 @@ def hutchinson(
 
     One product each.
     """
-    matrix = Matrix(product, n, dtype, device)
+    matrix = MatrixFree(product, n, dtype, device)
     return _mean(matrix, at_least("samples", samples, 2), seed, lambda z, az: (z * az).sum(0))
 
 
@@ -44,7 +44,7 @@ def squared_norm(
     device: Device = "cpu",
 ) -> Number:
     """``‖A‖²`` (Frobenius) as the mean of ``‖A z‖²`` over random signs ``z``, one product each."""
-    matrix = Matrix(product, n, dtype, device)
+    matrix = MatrixFree(product, n, dtype, device)
     return _mean(matrix, at_least("samples", samples, 2), seed, lambda _, az: az.square().sum(0))
 
 
@@ -61,7 +61,7 @@ def diagonal(
 
     The error of an entry is the norm of the rest of its row over ``√samples``.
     """
-    matrix = Matrix(product, n, dtype, device)
+    matrix = MatrixFree(product, n, dtype, device)
     if at_least("samples", samples, 2) >= n:
         exact = sum((piece * matrix(piece)).sum(1) for piece in matrix.identity())
         assert isinstance(exact, Tensor)
@@ -83,7 +83,7 @@ def diagonal(
         mean.to(matrix.device, matrix.dtype),
         error.to(matrix.device, matrix.dtype),
         matrix.products,
-        _signs_said(samples),
+        _signs_method(samples),
     )
 
 
@@ -99,9 +99,9 @@ def hutchpp(
     """``tr A = tr QᵀAQ + tr (I-QQᵀ) A (I-QQᵀ)``, the second one by random signs (Hutch++).
 
     ``Q`` is the range of ``A`` on a third of the products, a third is ``A Q``. For decaying spectra
-    the error falls as ``1 / products`` and faster [Meyer, Musco, Musco and Woodruff, 2021].
+    the error falls as ``1 / products`` and faster (Meyer et al. 2021).
     """
-    matrix = Matrix(product, n, dtype, device)
+    matrix = MatrixFree(product, n, dtype, device)
     if at_least("products", products, 6) >= n:
         return _mean(matrix, n, seed, lambda z, az: (z * az).sum(0))
     third, generator = products // 3, generator_of(seed)
@@ -110,8 +110,8 @@ def hutchpp(
     z = matrix.signs(products - 2 * third, generator)
     z = z - range_ @ (range_.T @ z)
     each = (z * matrix(z)).sum(0).cpu().double()
-    said = f"Hutch++: {third} directions exactly, {_signs_said(len(each))} for the rest"
-    return _number(matrix, each, inside, said)
+    method = f"Hutch++: {third} directions exactly, {_signs_method(len(each))} for the rest"
+    return _number(matrix, each, inside, method)
 
 
 def xtrace(
@@ -126,10 +126,10 @@ def xtrace(
     """``tr A`` as the mean of Hutch++ with each of ``m`` vectors left out of ``Q`` once (XTrace).
 
     Every vector serves the range and, left out of it, the rest, so that two products a vector do
-    the work of three [Epperly, Tropp and Webber, 2024]. The vectors are normal ones, scaled to the
+    the work of three (Epperly et al. 2024). The vectors are normal ones, scaled to the
     length that is right for what is left of them.
     """
-    matrix = Matrix(product, n, dtype, device)
+    matrix = MatrixFree(product, n, dtype, device)
     if at_least("products", products, 6) >= n:
         return _mean(matrix, n, seed, lambda z, az: (z * az).sum(0))
     m = products // 2
@@ -147,8 +147,8 @@ def xtrace(
     rest = (w * (h @ w)).sum(0) - (w * r).sum(0)
     rest = rest + 2 * a * ((r * s).sum(0) - (w * (h @ s)).sum(0)) + a.square() * shs
     rest = rest * (n - m + 1) / (lengths - w.square().sum(0) + a.square())
-    said = f"XTrace: {m} directions, each left out once"
-    return _number(matrix, rest - shs, float(h.trace()), said, _SHARED)
+    method = f"XTrace: {m} directions, each left out once"
+    return _number(matrix, rest - shs, float(h.trace()), method, _SHARED)
 
 
 # The estimates of XTrace share all their vectors but one: their mean scatters up to that much more
@@ -158,7 +158,7 @@ _EXACT = "exact: products with the identity"
 
 
 def _mean(
-    matrix: Matrix, samples: int, seed: int, read: Callable[[Tensor, Tensor], Tensor]
+    matrix: MatrixFree, samples: int, seed: int, read: Callable[[Tensor, Tensor], Tensor]
 ) -> Number:
     """The mean of ``read(z, A z) [k]`` over random signs, or its sum over the identity."""
     if samples >= matrix.n:
@@ -167,28 +167,30 @@ def _mean(
         )
         return Number(total, _EXACT, 0.0, matrix.products)
     each = torch.cat([read(z, matrix(z)).cpu().double() for z in _signs(matrix, samples, seed)])
-    return _number(matrix, each, 0.0, _signs_said(samples))
+    return _number(matrix, each, 0.0, _signs_method(samples))
 
 
-def _number(matrix: Matrix, each: Tensor, exact: float, said: str, shared: float = 1.0) -> Number:
+def _number(
+    matrix: MatrixFree, each: Tensor, exact: float, method: str, shared: float = 1.0
+) -> Number:
     """``exact`` plus the mean of ``each [m]``; rounding is a part of the error."""
     mean = float(each.mean())
     rounding = matrix.precision * (abs(exact) + abs(mean))
     error = hypot(shared * float(each.std()) / sqrt(len(each)), rounding)
-    return Number(exact + mean, said, error, matrix.products)
+    return Number(exact + mean, method, error, matrix.products)
 
 
-def _signs(matrix: Matrix, samples: int, seed: int) -> Iterator[Tensor]:
+def _signs(matrix: MatrixFree, samples: int, seed: int) -> Iterator[Tensor]:
     """``[n, k]`` of random signs, ``samples`` columns in all."""
     generator = generator_of(seed)
     for first in range(0, samples, matrix.width):
         yield matrix.signs(min(matrix.width, samples - first), generator)
 
 
-def _signs_said(samples: int) -> str:
+def _signs_method(samples: int) -> str:
     return f"{samples} vectors of random signs"
 
 
-def _wide(matrix: Matrix) -> torch.device:
+def _wide(matrix: MatrixFree) -> torch.device:
     """Where float64 can be had."""
     return torch.device("cpu") if matrix.device.type == "mps" else matrix.device

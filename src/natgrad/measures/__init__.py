@@ -1,4 +1,12 @@
-"""What is read from curvature matrices, and other measures of a trained network: one file each."""
+"""What is read from curvature matrices, and other measures of a trained network: one file each.
+
+    sharpness, tic, noise, gradient_variance, fisher_rao    curvature and noise at a minimum
+    spectral_bound, path_norm, pac_bayes, noisy_loss        capacity, and bounds on generalisation
+    laplace, predictive, noisy, continual                   Gaussian posteriors over weights
+    influence, hypergradient                                what changes if data or settings do
+
+Most take ``(model, loss, data)`` or a `natgrad.operators.Problem`, which several measures share.
+"""
 
 from natgrad.measures.bounds import catoni, mcallester, seeger
 from natgrad.measures.classes import mistakes

@@ -14,7 +14,15 @@ Error = Callable[[Tensor, Any], Tensor]
 
 
 def margins(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """``[n, positions]``, above zero where the answer is right, and whether the target counts."""
+    """``[n, positions]``, above zero where the answer is right, and whether the target counts.
+
+    Arguments:
+        loss: a `CrossEntropy`, which says where the classes are, or a `BinaryCrossEntropy`; others
+            raise.
+        output: logits ``[n, …]``.
+        target: class indices, or class probabilities, of which the largest counts; for a binary
+            cross-entropy probabilities, which count as 1 above ½.
+    """
     if isinstance(loss, BinaryCrossEntropy):
         found = torch.where(target.to(output) > 0.5, output, -output).reshape(len(output), -1)
         return found, torch.ones_like(found, dtype=torch.bool)
@@ -39,8 +47,13 @@ def margins(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
 
 
 def mistakes(loss: Loss | Callable[[Tensor, Any], Tensor]) -> Error:
-    """A function of output and target to the share of each sample's answers that is wrong, ``[n]``;
-    a tie is wrong. ``loss`` says what the classes are, as ``F.cross_entropy`` does."""
+    """A function of output and target that gives the share of wrong answers of each sample,
+    ``[n]``. A tie is wrong.
+
+    Arguments:
+        loss: a cross-entropy of classes or a binary one, such as ``F.cross_entropy``, which says
+            where the classes are; with another loss the function raises when it is called.
+    """
     known = as_loss(loss)
 
     def wrong(output: Tensor, target: Any) -> Tensor:
@@ -53,7 +66,12 @@ def mistakes(loss: Loss | Callable[[Tensor, Any], Tensor]) -> Error:
 
 @torch.no_grad()
 def margin_quantile(problem: Problem, quantile: float) -> float:
-    """The margin that all but a share ``quantile`` of the answers have."""
+    """The margin that all but a share ``quantile`` of the answers have.
+
+    Arguments:
+        problem: model, loss (a cross-entropy) and data, on one process.
+        quantile: from 0 to 1; one at which the margin is not positive raises.
+    """
     if problem.comm.size > 1:
         raise SettingError(
             "A quantile of margins needs all of them in one process, but the data are spread over "

@@ -1,9 +1,9 @@
-"""What earlier tasks know of the weights (Y23): ``1/2 (theta - theta*)ᵀ Λ (theta - theta*)``.
+"""What earlier tasks know of the weights: ``1/2 (theta - theta*)ᵀ Λ (theta - theta*)``.
 
 The posterior of all tasks so far, ``N(theta*, Λ^-1)``, is the prior of the next one. ``theta*`` is
 where the last training ended, with the penalty in its loss, and ``Λ = tau I + Σ_t W_t F_t`` adds up
 the curvature of every task there, so that nothing is counted twice (Kirkpatrick et al. 2017 with a
-diagonal; Ritter, Botev and Barber 2018 with Kronecker factors; Huszár 2018 on adding up). For
+diagonal; Ritter et al. 2018b with Kronecker factors; Huszár 2018 on adding up). For
 linear models and Gaussian noise the last task's optimum is that of all tasks together.
 """
 
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.capture.discovery import StructureOf
+from natgrad.checks import NOT_NEGATIVE, number
 from natgrad.curvature.fisher import ExactFisher, Fisher
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.linalg.symmetric import (
@@ -25,12 +27,10 @@ from natgrad.linalg.symmetric import (
     Rotated,
     Symmetric,
 )
-from natgrad.measures.matrices import scale_of_sum
-from natgrad.measures.moved import position
+from natgrad.measures.displaced_parameters import position
+from natgrad.measures.matrix_choice import scale_of_sum
 from natgrad.operators import Problem, Structured, fisher
 from natgrad.operators.space import chosen
-from natgrad.runtime.discovery import StructureOf
-from natgrad.runtime.ranges import NOT_NEGATIVE, number
 from natgrad.structures import Kronecker
 
 # What a saved matrix is made of; None stands for the identity.
@@ -78,16 +78,22 @@ class _Term:
 
 
 class CurvaturePrior:
-    """One for a sequence of tasks::
+    """A quadratic penalty that remembers earlier tasks, one object for a sequence of them::
 
         prior = CurvaturePrior()
         for task in tasks:
             ...  # train on mean loss + prior.penalty(model) / number of terms in the mean
             prior.add(model, loss, task)
 
-    The penalty is in units of the sum of losses over a task's data. ``prior_precision``: tau,
-    around 0 before the first task. ``parameters``: patterns of names; heads that belong to one task
-    are left out with it.
+    The penalty is in units of the sum of losses over a task's data.
+
+    Arguments:
+        structure: what is kept of the curvature of each layer, or a function from layer to
+            structure; ``Full()`` keeps all within a layer. ``None`` raises, as layers are kept
+            apart between tasks.
+        prior_precision: ``tau ≥ 0`` of a Gaussian prior around 0, before the first task.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"body.*"``) or several;
+            ``None`` takes all trainable parameters. Leave out heads that belong to one task alone.
     """
 
     def __init__(
@@ -122,8 +128,35 @@ class CurvaturePrior:
         progress: bool | None = None,
         check: bool = True,
     ) -> None:
-        """After training on a task: add its curvature, times ``importance``, and move the mean to
-        the weights as they are now."""
+        """After training on a task: add its curvature and move the mean to the weights as they are
+        now.
+
+        Arguments:
+            model: the network, trained on the task, with dropout and BatchNorm in evaluation mode;
+                its chosen parameters must be those of earlier tasks.
+            loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits
+                with ``reduction="mean"``, as a function, a module or a ``functools.partial``; or
+                any function of (output, target) that returns the mean over the samples. Such a
+                function has no Fisher matrix, except the empirical one, unless its second
+                derivatives come with it, ``OwnLoss(function, output_hessian)``.
+            data: those of the task. One batch, or an iterable of batches that can be iterated
+                again, such as a ``DataLoader``; an iterator is refused. A batch is ``(inputs,
+                targets)``, where a tuple of inputs is passed as several arguments, or a mapping
+                whose ``labels`` are the targets and whose other entries are keyword arguments of
+                the model.
+            importance: ``≥ 0``, what the task's curvature is multiplied by; 1 is Bayes' rule, 0
+                only moves the mean.
+            curvature: which Fisher matrix: ``ExactFisher()``, ``MonteCarloFisher(samples, seed)``
+                or ``EmpiricalFisher()``.
+            group: the processes among which the data are divided: a ``ProcessGroup``, a
+                ``DeviceMesh`` or a `Communicator`; ``None`` takes all processes.
+            progress: whether passes over the data that take more than a second show a progress bar
+                (by ``rich``, if it is installed); ``None`` shows one if standard error is a
+                terminal.
+            check: whether it is tested, by two forward passes of the first batch, that the model is
+                deterministic and a loss function of your own a mean over samples, and, for what is
+                made layer by layer, that the layers' gradients are those of autograd.
+        """
         importance = number(importance, "importance", NOT_NEGATIVE)
         problem = Problem(
             model,
@@ -145,7 +178,13 @@ class CurvaturePrior:
         self.tasks += 1
 
     def penalty(self, model: nn.Module) -> Tensor:
-        """One number, to be differentiated; ``tau/2 |theta|²`` before the first task."""
+        """The penalty as one number, to be differentiated; ``tau/2 |theta|²`` before the first
+        task.
+
+        Arguments:
+            model: the network in training; its chosen parameters must have the names and shapes of
+                earlier tasks.
+        """
         own = chosen(model, self.parameters)
         self._check(own)
         flat = torch.cat([p.flatten() for p in own.values()])
@@ -198,7 +237,12 @@ class CurvaturePrior:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the tasks that were saved; a state that does not fit changes nothing."""
+        """Go on after the tasks that were saved; a state that does not fit changes nothing.
+
+        Arguments:
+            state: what `state_dict` has returned; anything else raises `CheckpointError`. It brings
+                the prior precision along, but neither structure nor ``parameters``.
+        """
         missing = {"tasks", "prior_precision", "mean", "terms"} ^ set(state)
         if missing:
             raise CheckpointError(

@@ -1,7 +1,8 @@
-"""The Fisher-Rao norm, ``|θ|² = θᵀFθ`` (Y25).
+"""The Fisher-Rao norm, ``|θ|² = θᵀFθ``.
 
-[Liang, Poggio, Rakhlin and Stokes, Fisher-Rao metric, geometry, and complexity of neural networks,
-2019.] How far the weights are from zero, as measured by what the network does: the same for all
+Liang et al. 2019.
+
+How far the weights are from zero, as measured by what the network does: the same for all
 networks that compute the same, however ReLU layers share their scale. For ReLU networks without
 biases, where ``Σ θ ∂f/∂θ = depth · f``, it is ``depth² · mean fᵀ(∂²loss/∂f²)f``. Of networks that
 fit the data equally well, those with a lower one tend to generalise better.
@@ -14,7 +15,7 @@ from torch import nn
 
 from natgrad.curvature.fisher import ExactFisher, Fisher
 from natgrad.linalg.results import Number
-from natgrad.measures.moved import position
+from natgrad.measures.displaced_parameters import position
 from natgrad.operators import Problem, fisher
 
 
@@ -28,7 +29,24 @@ def fisher_rao(
 ) -> Number:
     """The square of the norm, exact, by one product with ``F``.
 
-    ``EmpiricalFisher()`` as ``curvature`` gives ``mean (θᵀ s_n)²``, with gradients at the targets.
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples. Such a function has
+            no Fisher matrix, except the empirical one, unless its second derivatives come with it,
+            ``OwnLoss(function, output_hessian)``.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+        curvature: which Fisher matrix: ``ExactFisher()``, ``MonteCarloFisher(samples, seed)`` or
+            ``EmpiricalFisher()``, which gives ``mean (θᵀ s_n)²`` with gradients ``s_n`` at the
+            targets.
     """
     problem = Problem.of(model, loss, data, parameters=parameters)
     operator = fisher(problem, curvature=curvature)

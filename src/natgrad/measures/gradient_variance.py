@@ -1,8 +1,8 @@
-"""The variance of gradients over samples, ``tr Σ = mean_n |s_n - g|²``, ``g = mean_n s_n`` (Y25).
+"""The variance of gradients over samples, ``tr Σ = mean_n |s_n - g|²``, ``g = mean_n s_n``.
 
-[Jiang, Neyshabur, Mobahi, Krishnan and Bengio, Fantastic generalization measures and where to find
-them, 2020.] Small at the end of a training that generalises; on the way it says how many samples a
-step should see (`noise_scale`). By parameter it shows which layers are noisy.
+One of the measures of Jiang et al. 2020. It is small at the end of a training that generalises;
+during training it says how many samples a step should see (`noise_scale`).
+By parameter it shows which layers are noisy.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,14 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.errors import CoverageError
-from natgrad.measures.centred import centred_squares
+from natgrad.measures.centred_gradients import centred_squares
 from natgrad.operators import Problem
 from natgrad.tables import Column, Table
 
 
 @dataclass(frozen=True)
 class GradientVariance:
-    """``total`` is ``tr Σ``, ``gradient`` is ``|g|²``; both also by parameter, in ``parts``."""
+    """The variance of per-sample gradients, in total and by parameter.
+
+    Arguments:
+        total: ``tr Σ``, the sum of the variances of all parameters.
+        gradient: ``|g|²``, of the mean gradient.
+        samples: ``N``.
+        parameters: ``P``, the number of single parameters.
+        parts: by parameter name, the pair ``(variance, gradient²)`` that it adds to ``total`` and
+            ``gradient``.
+    """
 
     total: float
     gradient: float
@@ -64,7 +73,22 @@ def gradient_variance(
     *,
     parameters: Iterable[str] | str | None = None,
 ) -> GradientVariance:
-    """Exact, in two passes over the data."""
+    """Exact, in two passes over the data: the mean first, then deviations from it.
+
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+    """
     problem = Problem.of(model, loss, data, parameters=parameters)
     g, v = moments(problem)
     parts = {
@@ -81,6 +105,9 @@ def moments(problem: Problem) -> tuple[Tensor, Tensor]:
 
     ``mean_n s_n² - g²`` would be the difference of two large numbers where the mean is large, so g
     is taken off first.
+
+    Arguments:
+        problem: model, loss and data.
     """
     g = problem.gradient()
     try:

@@ -1,8 +1,8 @@
-"""Hypergradients by implicit differentiation (Y18): ``dtheta*/dlambda = -H^-1 ∂²L/∂theta∂lambda``.
+"""Hypergradients by implicit differentiation: ``dtheta*/dlambda = -H^-1 ∂²L/∂theta∂lambda``.
 
 With ``theta*`` the minimum of the training loss, the validation loss has the total derivative
 ``dL_val/dlambda = ∂L_val/∂lambda - (H^-1 ∂L_val/∂theta)ᵀ ∂²L/∂theta∂lambda``: one linear system,
-however many hyperparameters there are (Lorraine, Vicol and Duvenaud 2020).
+however many hyperparameters there are (Lorraine et al. 2020).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Solution
-from natgrad.measures.objectives import Objective, Source, check_source, parameters_of
+from natgrad.measures.hyper_objectives import Objective, Source, check_source, parameters_of
 from natgrad.measures.solvers import ConjugateGradients, Solver
-from natgrad.operators import checks
+from natgrad.operators import requirements
 
 Hyperparameters = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 class Solved:
-    """What was found by solving a linear system."""
+    """What was found by solving linear systems with the Hessian; ``solution`` has their residuals
+    and whether they converged."""
 
     solution: Solution
 
@@ -38,10 +39,13 @@ class Solved:
 
 @dataclass(frozen=True, eq=False)
 class Hypergradient(Solved):
-    """``gradient = direct + indirect`` by every hyperparameter, of the kind they were given in.
+    """The total derivative of the validation loss by every hyperparameter.
 
-    ``solution`` holds ``H^-1 ∂L_val/∂theta [P]``. ``slope = |∂L/∂theta|`` of the training loss: the
-    formula holds where it is 0.
+    Arguments:
+        gradient: ``dL_val/dlambda``, a tensor, list or dict as the hyperparameters were given.
+        direct: the part ``∂L_val/∂lambda``, likewise; the rest goes through the trained weights.
+        solution: ``H^-1 ∂L_val/∂theta [P]``, with residuals and convergence.
+        slope: ``|∂L/∂theta|`` of the training loss: the formula holds where it is 0.
     """
 
     gradient: Any
@@ -52,7 +56,15 @@ class Hypergradient(Solved):
 
 @dataclass(frozen=True, eq=False)
 class ParameterResponse(Solved):
-    """``jacobian = dtheta*/dlambda``, ``[P, *shape]`` by every hyperparameter."""
+    """How the trained weights move with the hyperparameters.
+
+    Arguments:
+        jacobian: ``dtheta*/dlambda``: for every hyperparameter ``[P, *its shape]``, as a tensor,
+            list or dict as these were given.
+        solution: ``H^-1 ∂²L/∂theta∂lambda [P, h]`` for the ``h`` single hyperparameters, with
+            residuals and convergence.
+        slope: ``|∂L/∂theta|`` of the training loss: the formula holds where it is 0.
+    """
 
     jacobian: Any
     solution: Solution
@@ -69,10 +81,17 @@ def hypergradient(
 ) -> Hypergradient:
     """``dL_val/dlambda`` at the minimum of the training loss, where the parameters should be.
 
-    ``train`` and ``validation``: a ``Problem`` each, or a function without arguments that returns
-    the loss. ``hyperparameters``: a tensor, several, or a dict of them, with
-    ``requires_grad=True``, which the training loss (or the model) uses. ``parameters``: the model,
-    or tensors by name, for a training loss that is a function.
+    Arguments:
+        train: the training loss: a `Problem`, or a function without arguments that computes it
+            anew.
+        validation: the validation loss, a `Problem` of the same model or such a function.
+        hyperparameters: a tensor, a sequence or a mapping of tensors with ``requires_grad=True``.
+            Each must be used by one of the losses and be none of ``parameters``.
+        parameters: for a training loss that is a function, what it optimises: the model, whose
+            trainable parameters are taken, or tensors by name; ``None`` for a `Problem`, which
+            knows its own.
+        solver: how ``H^-1 b`` is found: ``ConjugateGradients()``, ``Neumann(terms, step)`` or
+            ``KroneckerInverse(damping)``.
     """
     names, tensors = _named(hyperparameters)
     check_source(validation, "validation")
@@ -103,14 +122,28 @@ def parameter_response(
     parameters: nn.Module | Mapping[str, Tensor] | None = None,
     solver: Solver = ConjugateGradients(),  # noqa: B008 (frozen)
 ) -> ParameterResponse:
-    """``dtheta*/dlambda = -H^-1 ∂²L/∂theta∂lambda``, written out: for few hyperparameters."""
+    """``dtheta*/dlambda = -H^-1 ∂²L/∂theta∂lambda``, written out: for few hyperparameters.
+
+    Arguments:
+        train: the training loss: a `Problem`, or a function without arguments that computes it
+            anew.
+        hyperparameters: a tensor, a sequence or a mapping of tensors with ``requires_grad=True``,
+            none of which is one of ``parameters``.
+        parameters: for a training loss that is a function, what it optimises: the model, whose
+            trainable parameters are taken, or tensors by name; ``None`` for a `Problem`, which
+            knows its own.
+        solver: how ``H^-1 b`` is found: ``ConjugateGradients()``, ``Neumann(terms, step)`` or
+            ``KroneckerInverse(damping)``. One system is solved for each single hyperparameter.
+    """
     names, tensors = _named(hyperparameters)
     own = parameters_of(train, parameters)
     _check_apart(names, tensors, own)
     training = Objective(train, own, "training", tensors)
     size, count = training.space.size, sum(t.numel() for t in tensors)
     what = "The response of the parameters"
-    checks.fits(size, count, training.own[0].dtype, what, "use hypergradient, or fewer of them")
+    requirements.fits(
+        size, count, training.own[0].dtype, what, "use hypergradient, or fewer of them"
+    )
     slope, _ = training.gradients()
     found = _solver(solver).solve(training, training.columns())
     pieces = (-found.x).split([t.numel() for t in tensors], 1)

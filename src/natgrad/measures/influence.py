@@ -14,14 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from natgrad.checks import NOT_NEGATIVE, check_whole, number
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Solution
-from natgrad.operators import Operator, Problem, checks
-from natgrad.runtime.ranges import NOT_NEGATIVE, check_whole, number
+from natgrad.operators import Operator, Problem, requirements
 
 
 class Ranked(NamedTuple):
-    """``scores`` and the ``samples`` they are of, the strongest first; both ``[..., k]``."""
+    """Some samples, by how strong their influence is.
+
+    Arguments:
+        scores: ``[…, k]``, the strongest first.
+        samples: ``[…, k]``, positions in the training data that they are of.
+    """
 
     scores: Tensor
     samples: Tensor
@@ -29,9 +34,16 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Influence:
-    """``scores [..., N]`` of training samples in the order of the data; ``count`` is N.
+    """Scores of training samples, in the order of the data.
 
-    ``residual`` is the largest relative one of the systems that were solved, 0 in closed form.
+    Arguments:
+        scores: ``I_n [N]``, or ``[tests, N]`` of pairs; on several processes those of this
+            process's samples.
+        count: ``N``, the training samples of all processes.
+        residual: the largest relative residual of the linear systems; 0 in closed form.
+        converged: whether all systems were solved to their tolerance; a result that is not is
+            returned all the same.
+        method: how they were solved, in words.
     """
 
     scores: Tensor
@@ -47,11 +59,19 @@ class Influence:
         return -self.scores / self.count
 
     def helpful(self, k: int) -> Ranked:
-        """The ``k`` samples that lower the test loss most, which have the lowest scores."""
+        """The ``k`` samples that lower the test loss most, which have the lowest scores.
+
+        Arguments:
+            k: how many, from 1 to the number of training samples.
+        """
         return self._top(k, largest=False)
 
     def harmful(self, k: int) -> Ranked:
-        """The ``k`` samples that raise the test loss most, which have the highest scores."""
+        """The ``k`` samples that raise the test loss most, which have the highest scores.
+
+        Arguments:
+            k: how many, from 1 to the number of training samples.
+        """
         return self._top(k, largest=True)
 
     def _top(self, k: int, largest: bool) -> Ranked:
@@ -67,13 +87,21 @@ class Influence:
 def influence(
     matrix: Operator, test: Any, *, damping: float = 0.0, preconditioner: Operator | None = None
 ) -> Influence:
-    """``[N]``, of every training sample on the mean test loss: one linear system.
+    """``[N]``, the influence of every training sample on the mean test loss: one linear system.
 
-    ``matrix`` is of the training data: ``natgrad.hessian(model, loss, data)``, or
-    ``natgrad.ggn(..., structure=natgrad.EKFAC())``, which is solved in closed form. ``test``: a
-    batch or a loader, with the loss of training, or a ``Problem``. ``damping`` includes the Hessian
-    of a penalty ``damping/2 |theta|²`` that the matrix does not have. Of several processes each
-    gets the scores of its own training samples.
+    Of several processes each gets the scores of its own training samples.
+
+    Arguments:
+        matrix: the curvature of the training loss, over all parameters of its problem:
+            ``natgrad.hessian(model, loss, data)``, solved by conjugate gradients, or one with a
+            structure such as ``natgrad.ggn(..., structure=natgrad.EKFAC())``, in closed form. Its
+            data are the training samples, and must not be shuffled.
+        test: test data, one batch or an iterable of batches, judged by the training loss; or a
+            `Problem` of the same model and parameters with a loss of its own. Must not be shuffled.
+        damping: ``≥ 0``, added to every eigenvalue: the weight decay of the training, whose penalty
+            ``damping/2 |theta|²`` the matrix does not have, and more where it is singular.
+        preconditioner: an operator with a structure, close to ``matrix``, that makes conjugate
+            gradients need fewer products; not used in closed form.
     """
     tested = _test(matrix, test)
     right = tested.gradient().unsqueeze(1)
@@ -83,11 +111,24 @@ def influence(
 def pairwise_influence(
     matrix: Operator, test: Any, *, damping: float = 0.0, preconditioner: Operator | None = None
 ) -> Influence:
-    """``[tests, N]``, of every training sample on the loss of every test sample; their mean over
-    tests is `influence`. Solves one system a test sample."""
+    """``[tests, N]``, the influence of every training sample on the loss of every test sample.
+    Their mean over tests is `influence`. Solves one system a test sample.
+
+    Arguments:
+        matrix: the curvature of the training loss, over all parameters of its problem:
+            ``natgrad.hessian(model, loss, data)``, solved by conjugate gradients, or one with a
+            structure such as ``natgrad.ggn(..., structure=natgrad.EKFAC())``, in closed form. Its
+            data are the training samples, and must not be shuffled.
+        test: test data, one batch or an iterable of batches, judged by the training loss; or a
+            `Problem` of the same model and parameters with a loss of its own. Must not be shuffled.
+        damping: ``≥ 0``, added to every eigenvalue: the weight decay of the training, whose penalty
+            ``damping/2 |theta|²`` the matrix does not have, and more where it is singular.
+        preconditioner: an operator with a structure, close to ``matrix``, that makes conjugate
+            gradients need fewer products; not used in closed form.
+    """
     tested = _test(matrix, test)
     what, instead = "The gradients of all test samples", "give fewer of them at a time"
-    checks.fits(tested.samples, matrix.size, matrix.dtype, what, instead)
+    requirements.fits(tested.samples, matrix.size, matrix.dtype, what, instead)
     right = torch.cat(list(tested.sample_gradients())).mT
     return _scored(matrix, right, damping, preconditioner, single=False)
 
@@ -95,8 +136,21 @@ def pairwise_influence(
 def self_influence(
     matrix: Operator, *, damping: float = 0.0, preconditioner: Operator | None = None
 ) -> Influence:
-    """``[N]``: ``-∇l_nᵀ (H + damping I)^-1 ∇l_n``, of every training sample on its own loss. Never
-    positive where the matrix is not; mislabelled and rare samples have the lowest."""
+    """``[N]``: ``-∇l_nᵀ (H + damping I)^-1 ∇l_n``, of every training sample on its own loss.
+
+    Never positive where the matrix has no negative eigenvalue; mislabelled and rare samples have
+    the lowest scores.
+
+    Arguments:
+        matrix: the curvature of the training loss, over all parameters of its problem:
+            ``natgrad.hessian(model, loss, data)``, solved by conjugate gradients, or one with a
+            structure such as ``natgrad.ggn(..., structure=natgrad.EKFAC())``, in closed form. Its
+            data are the training samples, and must not be shuffled.
+        damping: ``≥ 0``, added to every eigenvalue: the weight decay of the training, whose penalty
+            ``damping/2 |theta|²`` the matrix does not have, and more where it is singular.
+        preconditioner: an operator with a structure, close to ``matrix``, that makes conjugate
+            gradients need fewer products; not used in closed form.
+    """
     damping = number(damping, "damping", NOT_NEGATIVE)
     train = _train(matrix)
     scores, ends = [], []

@@ -7,7 +7,12 @@ from natgrad.operators.data import Batch
 
 
 def single_input(batch: Batch) -> Tensor:
-    """``[n, …]``."""
+    """The batch's inputs as one tensor ``[n, …]``; others are refused.
+
+    Arguments:
+        batch: as `Problem.batches` gives it; its inputs must be one floating-point tensor, or a
+            tuple of one.
+    """
     inputs = batch.inputs
     if isinstance(inputs, tuple | list) and len(inputs) == 1:
         (inputs,) = inputs

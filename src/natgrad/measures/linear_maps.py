@@ -25,10 +25,15 @@ _AT_ONCE = 1 << 22  # numbers of rows that are written down at once
 
 @dataclass(frozen=True)
 class LinearMap:
-    """``forward(x [k, *inputs], weight) -> [k, *outputs]``, linear in both.
+    """A layer as the linear map of one sample.
 
-    ``plain``: each input reaches an output through one entry of ``weight`` or none, so that the
-    entries of ``A`` are those of ``weight``; reflected or repeated borders add some of them up.
+    Arguments:
+        forward: ``(x [k, *inputs], weight) -> [k, *outputs]``, linear in both.
+        weight: the tensor that is passed to ``forward``.
+        inputs: shape of one sample, without the batch's axis.
+        plain: whether each input reaches an output through one entry of ``weight`` or none, so that
+            the entries of ``A`` are those of ``weight``; reflected or repeated borders add some of
+            them up.
     """
 
     forward: Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +45,12 @@ class LinearMap:
         return self.forward(x, self.weight)
 
     def spectral_norm(self, tolerance: float = 1e-6) -> Number:
-        """``‖A‖_σ``; what is not converged is a bound from below, and ``method`` says so."""
+        """``‖A‖_σ``; what is not converged is a bound from below, and ``method`` says so.
+
+        Arguments:
+            tolerance: bound on the relative residual of ``AᵀA``'s largest eigenvalue, between 0 and
+                1.
+        """
         found = lanczos.eigenpairs(
             self._normal,
             prod(self.inputs),
@@ -84,10 +94,20 @@ class LinearMap:
 
 
 def is_map(module: nn.Module) -> bool:
+    """Whether `map_of` knows the module: a Linear layer, a convolution or a BatchNorm.
+
+    Arguments:
+        module: a layer.
+    """
     return isinstance(module, nn.Linear | _ConvNd) or is_norm(module)
 
 
 def is_norm(module: nn.Module) -> bool:
+    """Whether the module is a BatchNorm.
+
+    Arguments:
+        module: a layer.
+    """
     return isinstance(module, _BatchNorm)
 
 
@@ -97,8 +117,17 @@ def map_of(
     weight: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> LinearMap:
-    """Of a layer for samples of shape ``inputs``; with ``weight`` in place of its own, and factors
-    ``scale [channels]`` on its outputs."""
+    """The linear map of a layer.
+
+    Arguments:
+        module: a Linear layer, a convolution, a transposed convolution or a BatchNorm; others
+            raise.
+        inputs: shape of one sample, without the batch's axis.
+        weight: used instead of the module's own, of the same shape; for a BatchNorm ``[channels]``,
+            its scale in evaluation mode.
+        scale: ``[output channels]``, factors on the outputs, as a BatchNorm behind the layer has;
+            ``None`` is 1. Not used for a BatchNorm itself.
+    """
     w = getattr(module, "weight", None) if weight is None else weight
     inputs = tuple(inputs)
     if not isinstance(w, Tensor) or not is_map(module):
@@ -133,7 +162,13 @@ def _scaled(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def norm_scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """``γ / √(variance + ε)`` of a BatchNorm in evaluation mode, ``[channels]``."""
+    """``γ / √(variance + ε)`` of a BatchNorm in evaluation mode, ``[channels]``.
+
+    Arguments:
+        variance: ``[channels]``, the running variance.
+        weight: ``γ [channels]``; ``None`` is 1.
+        eps: ``ε > 0``, the module's.
+    """
     scale = (variance.detach() + eps).rsqrt()
     return scale if weight is None else scale * weight.detach()
 
@@ -141,6 +176,9 @@ def norm_scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def spectral_norm(layer: nn.Module, inputs: Sequence[int]) -> Number:
     """The largest singular value of a Linear layer or a convolution.
 
-    ``inputs`` is the shape of a sample, ``(features,)`` or ``(channels, height, width)``.
+    Arguments:
+        layer: a Linear layer, or a convolution with its padding and stride.
+        inputs: shape of one sample, ``(features,)`` or ``(channels, height, width)``; of a
+            convolution the result depends on it.
     """
     return map_of(layer, inputs).spectral_norm()

@@ -1,7 +1,8 @@
-"""The gradient noise scale, ``B_simple = tr Σ / |g|²`` and ``B_noise = tr(HΣ) / (gᵀHg)`` (Y17).
+"""The gradient noise scale, ``B_simple = tr Σ / |g|²`` and ``B_noise = tr(HΣ) / (gᵀHg)``.
 
-[McCandlish, Kaplan, Amodei and the OpenAI Dota team, An empirical model of large-batch training,
-2018.] ``Σ`` is the covariance of gradients of samples, so that the gradient of a batch of B samples
+McCandlish et al. 2018.
+
+``Σ`` is the covariance of gradients of samples, so that the gradient of a batch of B samples
 is ``g`` with covariance ``Σ/B``, and a step with it and the best learning rate wins
 ``1 / (1 + B_noise/B)`` of what a step with all data would. Far below ``B_noise`` twice the batch is
 half the steps; far above it is as many. It grows as the loss falls.
@@ -18,19 +19,27 @@ from typing import Any
 
 from torch import nn
 
+from natgrad.checks import POSITIVE, number
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Number
 from natgrad.measures.gradient_variance import moments
-from natgrad.measures.matrices import Matrix, operator_of
+from natgrad.measures.matrix_choice import Matrix, operator_of
 from natgrad.measures.sample_traces import Signs, Subset, sample_trace
 from natgrad.operators import Problem, hessian
-from natgrad.runtime.ranges import POSITIVE, number
 
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """``variance`` is ``tr Σ``, ``gradient`` is ``|g|²``; ``curved_variance`` is ``tr(HΣ)``,
-    ``curved_gradient`` is ``gᵀHg``, both ``None`` if no matrix was asked for."""
+    """The gradient noise scale, and what it is made of.
+
+    Arguments:
+        samples: ``N``.
+        variance: ``tr Σ``, of the gradients of single samples.
+        gradient: ``|g|²``, of their mean.
+        curved_variance: ``tr(HΣ)``, with a standard error if it was estimated; ``None`` without a
+            matrix.
+        curved_gradient: ``gᵀHg``; ``None`` without a matrix.
+    """
 
     samples: int
     variance: float
@@ -60,7 +69,12 @@ class NoiseScale:
         return self.simple if self.curved_variance is None else self.curved
 
     def progress(self, batch: float) -> float:
-        """Of a step on ``batch`` samples, relative to one on all data: ``1 / (1 + B_noise/B)``."""
+        """Progress of a step on a batch relative to one on all data, ``1 / (1 + B_noise/B)``; with
+        ``B_simple`` where there was no matrix.
+
+        Arguments:
+            batch: ``B > 0``, its number of samples.
+        """
         size = number(batch, "batch", POSITIVE)
         return 1.0 / (1.0 + self.critical / size)
 
@@ -99,10 +113,28 @@ def noise_scale(
     matrix: Matrix | None = hessian,
     by: Subset | Signs | None = None,
 ) -> NoiseScale:
-    """``matrix``: what stands for ``H``, such as ``natgrad.ggn``; ``None`` for ``B_simple`` alone.
+    """``tr Σ`` is exact; ``tr(HΣ)`` is exact or estimated.
 
-    ``tr Σ`` is exact. ``tr(HΣ)`` takes a product for each sample or parameter, whichever are fewer,
-    or as many as ``by`` says.
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+        matrix: what stands for ``H``: ``natgrad.hessian``, ``natgrad.ggn``, ``natgrad.fisher``, a
+            function from a `Problem` to an operator such as ``lambda p: natgrad.ggn(p,
+            structure=natgrad.Kronecker())``, or an operator over the same parameters. ``None``
+            leaves ``B_noise`` out and finds ``B_simple`` alone.
+        by: ``Subset(samples, seed)`` or ``Signs(probes, seed)`` to estimate the trace; ``None`` is
+            exact, with one product for each sample or each parameter, whichever are fewer, and for
+            each parameter on several processes.
     """
     problem = Problem.of(model, loss, data, parameters=parameters)
     g, variances = moments(problem)

@@ -1,10 +1,10 @@
-"""Noisy natural gradient (Y22): train the mean of a Gaussian over weights, whose shape K-FAC knows.
+"""Noisy natural gradient: train the mean of a Gaussian over weights, whose shape K-FAC knows.
 
 With N training samples (or terms of their losses, such as tokens), prior precision tau and
 temperature T (the weight of the KL divergence), the Gaussian that is nearest to the posterior has
 the covariance ``T/N (F + T tau/N I)^-1``. Every gradient is taken at weights drawn from it, and
-moves the mean by K-FAC's step ``(F + damping I)^-1 (∇L(drawn) + T tau/N mean)`` (Zhang, Sun,
-Duvenaud and Grosse 2018).
+moves the mean by K-FAC's step ``(F + damping I)^-1 (∇L(drawn) + T tau/N mean)`` (Zhang
+et al. 2018).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.capture.blocks import Block
+from natgrad.capture.wrappers import unscale
+from natgrad.checks import POSITIVE, check_whole, number
 from natgrad.comm.layouts import is_sharded
 from natgrad.errors import CheckpointError, SettingError
-from natgrad.linalg.matrix import generator_of
-from natgrad.linalg.symmetric import DiagonalMatrix, Rotated, Symmetric
+from natgrad.inverses import Diagonalization
+from natgrad.linalg.matrix_free import generator_of
 from natgrad.preconditioner import KFAC
-from natgrad.runtime.blocks import Block
-from natgrad.runtime.mixed import unscale
-from natgrad.runtime.ranges import POSITIVE, check_whole, number
 
 
 class NoisyKFAC:
@@ -39,6 +39,17 @@ class NoisyKFAC:
 
     A layer whose curvature is not known yet, and parameters that K-FAC does not cover, stay at the
     mean. The prior is part of ``step``, so the optimizer should have no weight decay.
+
+    Arguments:
+        kfac: made as always, with ``inverse=Eigen()`` and without FSDP. Its damping must be at
+            least ``temperature * prior_precision / (samples * terms_per_sample)``, or `step`
+            raises; on several ranks it needs ``placement=CommOpt()``.
+        samples: ``N``, the number of training samples; ``terms_per_sample`` of K-FAC's loss is
+            counted by itself.
+        prior_precision: ``tau > 0`` of a Gaussian prior around 0, ``1 / variance``.
+        temperature: ``T > 0``, the weight of the KL divergence; 1 is Bayes' rule, less is a colder
+            posterior.
+        seed: of the weights that are drawn; the same on all ranks.
     """
 
     def __init__(
@@ -67,7 +78,7 @@ class NoisyKFAC:
     @property
     def _terms(self) -> float:
         """Of the losses of all samples; K-FAC's curvature is that of one of them."""
-        return self.samples * self.kfac.settings.terms_per_sample
+        return self.samples * self.kfac.settings.loss.terms_per_sample
 
     # Weights.
 
@@ -108,7 +119,12 @@ class NoisyKFAC:
 
     @torch.no_grad()
     def step(self, samples: int | None = None) -> None:
-        """Add the prior's gradient and precondition. Call it before ``optimizer.step()``."""
+        """Add the prior's gradient and precondition. Call it before ``optimizer.step()``.
+
+        Arguments:
+            samples: in this step's batch on this rank, as `KFAC.step` takes it; ``None`` takes the
+                number the model was called with.
+        """
         if self._drawn:
             raise SettingError(
                 "step() moves the mean, but the weights are a sample: leave the `with noisy:` "
@@ -137,6 +153,11 @@ class NoisyKFAC:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the random numbers of a saved state.
+
+        Arguments:
+            state: what `state_dict` has returned.
+        """
         if set(state) != {"generator"} or not isinstance(state["generator"], Tensor):
             raise CheckpointError(
                 f"The state has the keys {sorted(map(str, state))} but that of a NoisyKFAC has "
@@ -150,27 +171,12 @@ class NoisyKFAC:
         if missing:
             raise SettingError(
                 f"The decomposition of {block.kind} {block.name!r} is on other ranks, so that its "
-                "weights cannot be drawn here: use placement=natgrad.CommOpt()."
+                "weights cannot be drawn here: use Distributed(placement=natgrad.CommOpt())."
             )
-        matrix = posterior_matrix(block)
-        z = torch.randn(1, matrix.size, generator=self._generator, dtype=torch.float64)
-        like = block.parts[block.structure.needs[0]][-1]
-        root = matrix.apply(lambda values: (values + self.damping).rsqrt(), z.to(like))
-        return root.view(block.shape) * math.sqrt(self.temperature / self._terms)
-
-
-def posterior_matrix(block: Block) -> Symmetric:
-    """``F`` over ``vec(W)``, as the block was last decomposed: its eigenvectors are known."""
-    if "F" in block.parts:
-        rows, values = block.parts["F"]
-        if not rows.numel():
-            return DiagonalMatrix(values.flatten())
-        return Rotated(None, rows.mT, values.unsqueeze(1))
-    (rows_a, of_a), (rows_g, of_g) = block.parts["A"], block.parts["G"]
-    product = of_g.unsqueeze(2) * of_a.unsqueeze(1)
-    values = block.parts["S"][0].view(product.shape) if "S" in block.parts else product
-    q_g, q_a = (rows.mT if rows.numel() else None for rows in (rows_g, rows_a))
-    return Rotated(q_g, q_a, values)
+        z = torch.randn(block.shape, generator=self._generator, dtype=torch.float64)
+        z = z.to(block.device, block.wide_dtype)
+        root = block.decomposed().apply(lambda values: (values + self.damping).rsqrt(), z)
+        return root * math.sqrt(self.temperature / self._terms)
 
 
 def _add(block: Block, noise: Tensor) -> None:
@@ -187,7 +193,7 @@ def _check(kfac: object) -> None:
             "one of the model and its optimizer."
         )
     for block in kfac.blocks:
-        if not block.inverse.joint:
+        if not isinstance(block.inverse, Diagonalization):
             raise SettingError(
                 f"NoisyKFAC draws from eigenvalues, which {block.inverse!r} does not give for "
                 f"{block.name!r}: use KFAC(..., inverse=natgrad.Eigen())."

@@ -1,6 +1,7 @@
 """The loss of noisy weights, ``E L(θ + σ_i z_i)``, ``z ~ N(0, 1)``, and how much noise it bears.
 
-[Neyshabur, Bhojanapalli, McAllester and Srebro, Exploring generalization in deep learning, 2017.]
+Neyshabur et al. 2017.
+
 ``1/σ²`` at the largest ``σ`` that leaves the loss within a tolerance is a sharpness that looks in
 all directions, where `sharpness` looks in the worst one.
 """
@@ -14,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.checks import POSITIVE, check_numbers, check_whole, number
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Number
 from natgrad.measures.classes import Error
-from natgrad.measures.moved import Weights, flat_weights, moved, position
+from natgrad.measures.displaced_parameters import Weights, displaced, flat_weights, position
 from natgrad.operators import Problem
-from natgrad.runtime.ranges import POSITIVE, check_numbers, check_whole, number
 
 _FINEST, _COARSEST = 2.0**-40, 2.0**20  # of σ, in a search
 _RATIO = 1.02  # of the σ that is too much to that which is not, at the end
@@ -27,7 +28,12 @@ _RATIO = 1.02  # of the σ that is too much to that which is not, at the end
 
 @dataclass(frozen=True)
 class Posterior(ABC):
-    """How the noise is spread over weights; ``sigma=None`` for the largest that is tolerated."""
+    """How noise is spread over the weights.
+
+    Arguments:
+        sigma: the size of the noise, ``> 0``; ``None`` lets `pac_bayes` search for the largest that
+            is tolerated. `tolerated_sigma` always searches.
+    """
 
     sigma: float | None = None
 
@@ -37,7 +43,12 @@ class Posterior(ABC):
 
     @abstractmethod
     def scales(self, sigma: float, distance: Tensor) -> Tensor:
-        """``σ_i [P]``, for weights at ``distance = θ - θ₀ [P]`` from those of the prior."""
+        """Standard deviations ``σ_i [P]``.
+
+        Arguments:
+            sigma: the size of the noise.
+            distance: ``θ - θ₀ [P]``, how far the weights are from the prior's.
+        """
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,13 @@ class Isotropic(Posterior):
 
 @dataclass(frozen=True)
 class MagnitudeAware(Posterior):
-    """More for weights that have moved far: ``σ_i² = σ² (θ_i - θ₀_i)² + floor²``."""
+    """More for weights that have moved far: ``σ_i² = σ² (θ_i - θ₀_i)² + floor²``.
+
+    Arguments:
+        floor: ``> 0``, the noise of weights that have not moved.
+        sigma: the size of the noise relative to the distance that a weight has moved, ``> 0``;
+            ``None`` lets `pac_bayes` search for the largest that is tolerated.
+    """
 
     floor: float = 1e-3
 
@@ -64,7 +81,12 @@ class MagnitudeAware(Posterior):
 
 @dataclass(frozen=True)
 class Noisy:
-    """Means over draws of the weights, with their standard errors; ``error`` if there is one."""
+    """Means over draws of the weights, with their standard errors.
+
+    Arguments:
+        loss: the mean loss.
+        error: the mean error; ``None`` if no error was asked for.
+    """
 
     loss: Number
     error: Number | None
@@ -75,8 +97,18 @@ class Noisy:
         return self.loss if self.error is None else self.error
 
 
-class Cloud:
-    """Draws of weights around those of the model, the same ones at every ``σ``."""
+class WeightDraws:
+    """Draws of weights around those of the model, the same ones at every ``σ``.
+
+    Arguments:
+        problem: model, loss and data.
+        posterior: how the noise is spread.
+        prior: ``θ₀``, the initial weights as a model or a state dict; ``None`` is zeros.
+        samples: number of draws of the weights, at least 2.
+        seed: of the random numbers; the same seed gives the same result.
+        error: a function ``(output, target) -> [n]``, one number a sample; ``None`` looks at the
+            loss alone.
+    """
 
     def __init__(
         self,
@@ -99,6 +131,11 @@ class Cloud:
         self.distance = position(problem) - flat_weights(prior, problem, "prior")
 
     def scales(self, sigma: float) -> Tensor:
+        """Standard deviations ``[P]`` of the weights.
+
+        Arguments:
+            sigma: the size of the noise.
+        """
         return self.posterior.scales(sigma, self.distance)
 
     def calm(self) -> tuple[float, float]:
@@ -106,12 +143,17 @@ class Cloud:
         return _pass(self.problem, self.error)
 
     def at(self, sigma: float) -> Noisy:
+        """Loss and error with noise, each as a mean over the draws.
+
+        Arguments:
+            sigma: the size of the noise.
+        """
         scales = self.scales(sigma)
         generator = torch.Generator().manual_seed(self.seed)
         found = []
         for _ in range(self.samples):
             z = torch.randn(len(scales), generator=generator, dtype=torch.float64).to(scales)
-            with moved(self.problem, scales * z):
+            with displaced(self.problem, scales * z):
                 found.append(_pass(self.problem, self.error))
         losses, errors = (
             _mean(torch.tensor(column, dtype=torch.float64)) for column in zip(*found, strict=True)
@@ -121,7 +163,14 @@ class Cloud:
 
 @dataclass(frozen=True)
 class Tolerated:
-    """``sigma``, and what it makes of ``calm``, the loss or error without noise."""
+    """The largest noise that leaves the loss or error within a tolerance.
+
+    Arguments:
+        sigma: its size.
+        calm: the loss without noise, or the error that was looked at instead.
+        noisy: the same with noise, a mean over draws of the weights.
+        tolerance: the rise that was allowed.
+    """
 
     sigma: float
     calm: float
@@ -158,15 +207,43 @@ def tolerated_sigma(
 ) -> Tolerated:
     """The largest ``σ``, to 2%, with which the mean loss rises by ``tolerance`` at most.
 
-    ``of``: a function of (output, target) to ``[n]`` whose mean is looked at in place of the loss,
-    for example ``mistakes(F.cross_entropy)``. ``prior``: the ``θ₀`` of ``MagnitudeAware()``.
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+        tolerance: ``> 0``, the rise that is allowed, in units of the loss, or of ``of``; one that
+            no noise exceeds, or any noise does, raises.
+        of: a function ``(output, target) -> [n]`` whose mean over samples is looked at in place of
+            the loss, such as ``mistakes(F.cross_entropy)``; ``None`` looks at the loss.
+        posterior: how the noise is spread over the weights: ``Isotropic()`` or
+            ``MagnitudeAware(floor=...)``, whose ``sigma`` is not used.
+        prior: ``θ₀``, the initial weights as a model or state dict; ``None`` is zeros. Only
+            ``MagnitudeAware()`` uses it.
+        samples: number of draws of the weights, at least 2; each is a pass over the data for every
+            ``σ`` that is tried.
+        seed: of the random numbers; the same seed gives the same result.
     """
     problem = Problem.of(model, loss, data, parameters=parameters)
-    return search(Cloud(problem, posterior, prior, samples, seed, of), tolerance)
+    return search(WeightDraws(problem, posterior, prior, samples, seed, of), tolerance)
 
 
-def search(cloud: Cloud, tolerance: float) -> Tolerated:
-    """Doubling or halving until it lies between two, then bisection of the logarithm."""
+def search(cloud: WeightDraws, tolerance: float) -> Tolerated:
+    """The largest ``σ`` within the tolerance, to 2%: doubling or halving until it lies between two,
+    then bisection of the logarithm.
+
+    Arguments:
+        cloud: gives the loss or the error at a ``σ``.
+        tolerance: ``> 0``, the rise that is allowed.
+    """
     tolerance = number(tolerance, "tolerance", POSITIVE)
     calm = cloud.calm()[0 if cloud.error is None else 1]
     seen: dict[float, Number] = {}

@@ -1,8 +1,8 @@
-"""The path norm, ``(Σ_paths Π |w|^p)^(1/p)`` over all ways from inputs and biases to outputs (Y25).
+"""The path norm, ``(Σ_paths Π |w|^p)^(1/p)`` over all ways from inputs and biases to outputs.
 
-[Neyshabur, Tomioka and Srebro, Norm-based capacity control in neural networks, 2015; with pooling,
-biases and shortcuts: Gonon, Brisebarre, Riccietti and Gribonval, A path-norm toolkit for modern
-networks, 2024.] It is the sum of the outputs for inputs of ones and weights ``|w|^p``, to the power
+Neyshabur et al. 2015; with pooling, biases and shortcuts, Gonon et al. 2024.
+
+It is the sum of the outputs for inputs of ones and weights ``|w|^p``, to the power
 ``1/p``: one forward pass. Moving scale from a ReLU's inputs to its outputs leaves it alone,
 and with p = 1 it bounds the Lipschitz constant; p = 2 is the usual measure of capacity.
 """
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.checks import POSITIVE, number
 from natgrad.errors import SettingError
 from natgrad.measures.inputs import single_input
 from natgrad.measures.paths import along_paths, plain
-from natgrad.operators import Problem, checks
+from natgrad.operators import Problem, requirements
 from natgrad.operators.data import Data
-from natgrad.runtime.ranges import POSITIVE, number
 
 
 @torch.no_grad()
@@ -29,11 +29,19 @@ def path_norm(
 
     Every way through a pooling counts, as does each position of a convolution; an average over k
     inputs has weights 1/k, and a maximum weights 1. Calculated in float64.
+
+    Arguments:
+        model: the network, or a `Problem`, of which the network and the data are used. Dropout and
+            BatchNorm must be in evaluation mode.
+        loss: not used, so that all measures take the same arguments.
+        data: one batch, or an iterable of batches, of which only the shape of one input is used;
+            its inputs must be one tensor. ``None`` beside a `Problem`.
+        power: ``p > 0``: 1 bounds the Lipschitz constant, 2 is the usual measure of capacity.
     """
     p = number(power, "power", POSITIVE)
     network = model.model if isinstance(model, Problem) else model
     batches = model.data if isinstance(model, Problem) else Data(data)
-    checks.model(network)
+    requirements.model(network)
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     shape = single_input(next(iter(batches))).shape[1:]

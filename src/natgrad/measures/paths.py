@@ -70,7 +70,13 @@ class PathSums(Tensor):
 
     @classmethod
     def weight(cls, w: Any, like: Tensor) -> Any:
-        """``|w|^p`` of a tensor or a number; ``None`` stays."""
+        """``|w|^p`` of a tensor or a number; ``None`` stays.
+
+        Arguments:
+            w: a weight: a tensor or a number. Another activation raises, as there are no paths
+                through a product of two.
+            like: whose dtype and device the result of a tensor gets.
+        """
         if w is None:
             return None
         if isinstance(w, PathSums):
@@ -92,14 +98,23 @@ class PathSums(Tensor):
 
 
 def along_paths(x: Tensor, power: float) -> Tensor:
-    """``x``, of which a model makes sums over paths."""
+    """``x``, of which a model makes sums over paths.
+
+    Arguments:
+        x: the inputs, of ones.
+        power: ``p > 0``.
+    """
     kind = type("PathSums", (PathSums,), {"power": power})
     found: Tensor = x.as_subclass(kind)
     return found
 
 
 def plain(x: Tensor) -> Tensor:
-    """The sums as a tensor like any other."""
+    """The sums as a tensor like any other.
+
+    Arguments:
+        x: what a model has made of `along_paths`.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         found: Tensor = x.as_subclass(Tensor)
     return found

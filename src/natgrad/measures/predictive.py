@@ -1,7 +1,7 @@
 """What a posterior over weights says of new inputs.
 
 linearised   ``f ~ N(f(x, theta*), J S Jᵀ)`` with the Jacobian ``J`` at ``theta*`` and ``S`` the
-             covariance of weights; probabilities ``softmax(f / sqrt(1 + pi v / 8))`` (MacKay 1992)
+             covariance of weights; probabilities ``softmax(f / sqrt(1 + pi v / 8))`` (MacKay 1992b)
 Monte-Carlo  ``mean_k p(y | x, theta_k)`` over weights ``theta_k`` that are drawn
 """
 
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from natgrad.checks import check_whole
 from natgrad.comm import Alone
 from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, SquareLoss
 from natgrad.errors import SettingError
-from natgrad.operators import Problem, checks
+from natgrad.operators import Problem, requirements
 from natgrad.operators.data import Batch, read
 from natgrad.operators.jacobian import jacobian
-from natgrad.runtime.ranges import check_whole
 
 if TYPE_CHECKING:
     from natgrad.measures.laplace import Laplace
@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Of the target of each output: ``mean`` and ``variance``, both ``[n, …]``.
+    """What is predicted for the target of each output.
 
-    For classes the target is 1 for the class and 0 for others, so that ``mean`` is the probability
-    ``p`` and ``variance`` is ``p (1 - p)``. For a square loss the noise is in the variance.
+    For classes the target is 1 for the class and 0 for others, so that the mean is the probability
+    ``p`` and the variance ``p (1 - p)``. For a square loss the noise is in the variance.
+
+    Arguments:
+        mean: ``[n, …]``, in the shape of the model's output: of classes the probability of each.
+        variance: ``[n, …]``, of the target, in the same shape.
     """
 
     mean: Tensor
@@ -64,7 +68,13 @@ class Linearised(Predictive):
 
 @dataclass(frozen=True)
 class MonteCarlo(Predictive):
-    """``samples`` networks with weights of their own; the error falls as ``samples^-1/2``."""
+    """The mean prediction of networks with weights drawn from the posterior; the error falls as
+    ``samples^-1/2``.
+
+    Arguments:
+        samples: number of networks that are drawn, at least 1, each one forward pass.
+        seed: of the random numbers; the same seed gives the same result.
+    """
 
     samples: int = 100
     seed: int = 0
@@ -91,14 +101,19 @@ class MonteCarlo(Predictive):
 
 def linearised(posterior: Laplace, inputs: Any) -> tuple[Tensor, Tensor]:
     """Outputs ``[n, …]`` at the mean, and roots ``[n, D, P]`` of their covariances
-    ``roots rootsᵀ``."""
+    ``roots rootsᵀ``.
+
+    Arguments:
+        posterior: over the weights.
+        inputs: what the model is called with, for ``n`` samples.
+    """
     problem = posterior.problem
     space = problem.space
     with posterior.swapped(space.named(posterior.mean)):
         with torch.no_grad():
             f = problem.output(_batch(inputs))
         what = "The Jacobian of these inputs"
-        checks.fits(f.numel(), space.size, f.dtype, what, "predict fewer of them at a time")
+        requirements.fits(f.numel(), space.size, f.dtype, what, "predict fewer of them at a time")
         # Other processes may predict other inputs, or none.
         here = Problem(
             problem.model,
@@ -115,14 +130,25 @@ def linearised(posterior: Laplace, inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def check_targets(loss: Loss) -> None:
+    """Refuse losses whose targets have no mean and variance here.
+
+    Arguments:
+        loss: of the posterior.
+    """
     if not isinstance(loss, CrossEntropy | BinaryCrossEntropy | SquareLoss):
         raise SettingError(
             f"{type(loss).__name__} does not say how targets are distributed: use outputs(inputs), "
-            "or sample() and swapped()."
+            "or sample() and temporary_weights()."
         )
 
 
 def probabilities(loss: Loss, f: Tensor) -> Tensor:
+    """Probabilities ``[n, …]``: of the classes by softmax, of yes-or-no answers by sigmoid.
+
+    Arguments:
+        loss: a `CrossEntropy`, which says where the classes are, or a `BinaryCrossEntropy`.
+        f: logits ``[n, …]``.
+    """
     return f.softmax(loss.class_axis) if isinstance(loss, CrossEntropy) else f.sigmoid()
 
 

@@ -16,13 +16,13 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from natgrad.checks import check_whole
 from natgrad.curvature.fisher import EmpiricalFisher
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Number
-from natgrad.operators import Problem, checks, fisher
+from natgrad.operators import Problem, fisher, requirements
 from natgrad.operators.tape import batched_grad
-from natgrad.operators.vectors import Gradients
-from natgrad.runtime.ranges import check_whole
+from natgrad.operators.vectors import LossGradients
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -32,7 +32,13 @@ _PASSES = 16  # backward passes at once
 
 @dataclass(frozen=True)
 class Subset:
-    """``samples`` of them, drawn without replacement."""
+    """The mean over some samples, drawn without replacement.
+
+    Arguments:
+        samples: how many, at least 2; as many as there are or more is exact. Needs all data on one
+            process.
+        seed: of the random numbers; the same seed gives the same result.
+    """
 
     samples: int = 64
     seed: int = 0
@@ -44,7 +50,13 @@ class Subset:
 
 @dataclass(frozen=True)
 class Signs:
-    """``probes`` sums of all gradients with random signs."""
+    """Sums of the gradients of all samples with random signs.
+
+    Arguments:
+        probes: how many sums, at least 2, each a backward pass over all data; works on several
+            processes.
+        seed: of the random numbers; the same seed gives the same result.
+    """
 
     probes: int = 32
     seed: int = 0
@@ -57,7 +69,15 @@ class Signs:
 def sample_trace(
     problem: Problem, apply: Apply, by: Subset | Signs | None = None, center: Tensor | None = None
 ) -> Number:
-    """``tr(A C)`` with ``apply: [P, k] -> [P, k]``; ``center [P]`` is taken off every gradient."""
+    """``tr(A C)``.
+
+    Arguments:
+        problem: model, loss and data.
+        apply: ``A``, a function ``[P, k] -> [P, k]``.
+        by: `Subset` or `Signs` to estimate it; ``None`` is exact.
+        center: ``[P]``, subtracted from every gradient, such as their mean; ``None`` subtracts
+            nothing.
+    """
     if isinstance(by, Signs):
         each = _forms(apply, signed_sums(problem, by, center))
         said = f"{by.probes} sums of gradients with random signs"
@@ -77,7 +97,13 @@ def sample_trace(
 
 
 def signed_sums(problem: Problem, by: Signs, center: Tensor | None = None) -> Tensor:
-    """``[probes, P]``: ``N^-½ Σ_n ±(s_n - center)``."""
+    """``[probes, P]``: ``N^-½ Σ_n ±(s_n - center)``.
+
+    Arguments:
+        problem: model, loss and data.
+        by: how many sums, and their seed.
+        center: ``[P]``, subtracted from every gradient; ``None`` subtracts nothing.
+    """
     own, k = list(problem.parameters.values()), by.probes
     stream = (by.seed + 0x9E3779B1 * problem.comm.rank) % 2**32  # processes draw apart
     generator = torch.Generator().manual_seed(stream)
@@ -86,7 +112,7 @@ def signed_sums(problem: Problem, by: Signs, center: Tensor | None = None) -> Te
     with problem.ready():
         for index, batch in enumerate(problem.batches("random signs")):
             output = problem.output(batch)
-            (v,) = Gradients().stacks(problem.loss, output, batch, index)  # [1, n, …]
+            (v,) = LossGradients().stacks(problem.loss, output, batch, index)  # [1, n, …]
             signs = torch.randint(2, (k, batch.samples), generator=generator).to(sums) * 2 - 1
             net += signs.sum(1)
             for start in range(0, k, _PASSES):
@@ -106,7 +132,7 @@ def _exact(problem: Problem, apply: Apply, center: Tensor | None) -> Number:
         columns = _columns(size)
         parts = [apply(moment[:, part])[part].diagonal().double().sum() for part in columns]
         return Number(float(sum(parts)), "exact: from the matrix C", 0.0, size)
-    checks.fits(
+    requirements.fits(
         n, size, problem.dtype, "The gradients of all samples", "give by=Signs() or by=Subset()"
     )
     rows = torch.cat(list(problem.sample_gradients()))
@@ -120,7 +146,7 @@ def _moment(problem: Problem, center: Tensor | None) -> Tensor:
     whole = fisher(problem, curvature=EmpiricalFisher())
     if center is None:
         return whole.dense()
-    checks.fits(whole.size, whole.size, whole.dtype, "The covariance", "give by=Signs()")
+    requirements.fits(whole.size, whole.size, whole.dtype, "The covariance", "give by=Signs()")
     total = torch.zeros(whole.size, whole.size, dtype=whole.dtype, device=whole.device)
     for rows in problem.sample_gradients():
         away = rows - center

@@ -1,10 +1,10 @@
 """Sharpness: ``λ_max(H)``, ``tr H``, and the loss nearby, ``max_{|d| ≤ ρ} L(θ+d) - L(θ)``.
 
-[Foret, Kleiner, Mobahi and Neyshabur, Sharpness-aware minimization (SAM), 2021, for the rise; Kwon,
-Kim, Park and Choi, ASAM, 2021, for balls in units of the weights, ``|d / |θ|| ≤ ρ``, the same for
-ReLU networks that differ in how layers share their scale; Y14, Y25.] ``2 / λ_max`` is the largest
-learning rate at which plain gradient descent is stable. Flat minima do not always generalise better
-[Kaur, Cohen and Lipton, On the maximum Hessian eigenvalue and generalization, 2022].
+The rise of the loss in a ball is that of SAM (Foret et al. 2021). ASAM's ball is in units of the
+weights, ``|d / |θ|| ≤ ρ``, so it is the same for ReLU networks that differ in how layers share
+their scale (Kwon et al. 2021). Both are among the measures of Jiang et al. 2020. ``2 / λ_max`` is
+the largest learning rate at which plain gradient descent is stable. Flat minima do not always
+generalise better (Kaur et al. 2022).
 """
 
 from abc import ABC, abstractmethod
@@ -16,20 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.checks import NOT_NEGATIVE, POSITIVE, check_numbers, check_whole
 from natgrad.linalg.results import Number
-from natgrad.measures.matrices import Matrix, operator_of
-from natgrad.measures.moved import moved, position
+from natgrad.measures.displaced_parameters import displaced, position
+from natgrad.measures.matrix_choice import Matrix, operator_of
 from natgrad.operators import Problem, XTrace, hessian
 from natgrad.operators.estimators import Estimator
-from natgrad.runtime.ranges import NOT_NEGATIVE, POSITIVE, check_numbers, check_whole
 
 
 @dataclass(frozen=True)
 class Region(ABC):
     """Where the largest loss is looked for: ``θ + T u`` with ``|u| ≤ radius``.
 
-    One step of ascent is SAM's; more of them stay inside the ball. ``restarts`` further ones start
-    at random points of its surface: at a minimum, the gradient says nothing.
+    One step of gradient ascent is SAM's; with more of them, the point stays inside the ball.
+
+    Arguments:
+        radius: ``ρ > 0``, bound on ``|u|``.
+        steps: of gradient ascent, at least 1; each is a gradient and a loss over all data.
+        restarts: further ascents, from random points of the ball's surface: at a minimum the
+            gradient says nothing. 0 or more.
+        seed: of the random points.
     """
 
     radius: float = 0.05
@@ -45,7 +51,11 @@ class Region(ABC):
 
     @abstractmethod
     def scales(self, theta: Tensor) -> Tensor:
-        """The diagonal of ``T``, ``[P]``."""
+        """The diagonal of ``T``, ``[P]``.
+
+        Arguments:
+            theta: the parameters ``[P]``.
+        """
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,11 @@ class Ball(Region):
 
 @dataclass(frozen=True)
 class AdaptiveBall(Region):
-    """In units of the weights: ``T = |θ| + floor``."""
+    """In units of the weights: ``T = |θ| + floor``.
+
+    Arguments:
+        floor: ``≥ 0``, added to ``|θ|``; with 0, weights of 0 cannot move.
+    """
 
     radius: float = 0.5
     floor: float = 0.01
@@ -73,7 +87,13 @@ class AdaptiveBall(Region):
 
 @dataclass(frozen=True)
 class Rise:
-    """``loss`` at the parameters, and the largest one found in ``region``, ``worst``."""
+    """How much higher the loss is nearby.
+
+    Arguments:
+        loss: at the parameters.
+        worst: the largest loss that was found in ``region``; infinite if one was not a number.
+        region: where it was looked for.
+    """
 
     loss: float
     worst: float
@@ -93,7 +113,15 @@ class Rise:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """``largest`` is ``λ_max``, with the ``residual`` it was found to."""
+    """Three measures of how sharp a minimum is.
+
+    Arguments:
+        largest: ``λ_max``, the algebraically largest eigenvalue.
+        residual: of the eigenpair, ``|A v - λ v| / max|λ|``.
+        trace: ``tr H``, with a standard error if it was estimated.
+        kind: name of the matrix.
+        rise: of the loss nearby.
+    """
 
     largest: float
     residual: float
@@ -115,8 +143,30 @@ def sharpness(
     region: Region = Ball(),  # noqa: B008 (frozen)
     by: Estimator | None = None,
 ) -> Sharpness:
-    """All three. ``by``: how the trace is estimated, where it is not to be had exactly; that of a
-    Hessian by ``XTrace(120)`` otherwise, which is exact for up to 120 parameters."""
+    """Largest eigenvalue, trace, and rise of the loss nearby.
+
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+        matrix: what stands for ``H``: ``natgrad.hessian``, ``natgrad.ggn``, ``natgrad.fisher``, a
+            function from a `Problem` to an operator such as ``lambda p: natgrad.ggn(p,
+            structure=natgrad.Kronecker())``, or an operator over the same parameters.
+        region: where the largest loss is looked for: ``Ball(radius, steps, restarts)`` or
+            ``AdaptiveBall(...)``.
+        by: how the trace is estimated: ``Hutchinson()``, ``HutchPP()`` or ``XTrace()``. ``None`` is
+            exact for a matrix that has a structure or no negative eigenvalue, and else, as for the
+            Hessian, ``XTrace(120)``, which is exact up to 120 parameters.
+    """
     problem = Problem.of(model, loss, data, parameters=parameters)
     operator = operator_of(matrix, problem)
     top = operator.eigenvalues(1)
@@ -135,9 +185,24 @@ def rise(
     parameters: Iterable[str] | str | None = None,
     region: Region = Ball(),  # noqa: B008 (frozen)
 ) -> Rise:
-    """The largest loss that gradient ascent finds in ``region``: a bound on the maximum from below.
+    """The largest loss that gradient ascent finds in ``region``: a lower bound on the maximum.
 
     Each step is ``u <- u + radius · v / |v|``, ``v = T ∇L``, brought back to the ball.
+
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+        region: where it is looked for: ``Ball(radius, steps, restarts)`` or ``AdaptiveBall(...)``.
     """
     problem = Problem.of(model, loss, data, parameters=parameters)
     theta = position(problem)
@@ -148,7 +213,7 @@ def rise(
         if bool(u.any()):
             worst = max(worst, _loss(problem, scales * u))
         for _ in range(region.steps):
-            with moved(problem, scales * u):
+            with displaced(problem, scales * u):
                 v = scales * problem.gradient()
             length = float(v.norm())
             if not length:
@@ -160,7 +225,7 @@ def rise(
 
 
 def _loss(problem: Problem, change: Tensor) -> float:
-    with moved(problem, change):
+    with displaced(problem, change):
         value = problem.value()
     return inf if isnan(value) else value  # an overflow on the way, and max() would not see it
 

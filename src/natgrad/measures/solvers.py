@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natgrad.checks import NOT_NEGATIVE, POSITIVE, Range, check_numbers, check_whole
 from natgrad.errors import SettingError
-from natgrad.linalg import conjugate
+from natgrad.linalg import conjugate_gradients
 from natgrad.linalg.results import Solution
-from natgrad.measures.objectives import Objective
+from natgrad.measures.hyper_objectives import Objective
 from natgrad.operators import Operator, ggn
-from natgrad.runtime.ranges import NOT_NEGATIVE, POSITIVE, Range, check_numbers, check_whole
 from natgrad.structures import Kronecker
 
 _TOLERANCE = Range(low=0, high=1, open_low=True, open_high=True)
@@ -22,13 +22,25 @@ class Solver(ABC):
 
     @abstractmethod
     def solve(self, train: Objective, b: Tensor) -> Solution:
-        """For ``b [P, k]``."""
+        """``H^-1 b``, with residuals and convergence.
+
+        Arguments:
+            train: the training loss.
+            b: right-hand sides ``[P, k]``.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class ConjugateGradients(Solver):
-    """``(H + damping I)^-1 b``, as exactly as asked for. A structured ``preconditioner`` of about
-    the same matrix makes it faster."""
+    """``(H + damping I)^-1 b``, as exactly as asked for.
+
+    Arguments:
+        damping: ``λ ≥ 0``, added to every eigenvalue.
+        tolerance: bound on the relative residual of every column, between 0 and 1.
+        limit: largest number of iterations.
+        preconditioner: an operator with a structure over the same parameters, close to ``H``, that
+            makes it need fewer products.
+    """
 
     damping: float = 0.0
     tolerance: float = 1e-8
@@ -45,7 +57,7 @@ class ConjugateGradients(Solver):
         if near is not None:
             _check_size(near, len(b))
             precondition = near.nearly_inverse(self.damping)
-        return conjugate.solve(
+        return conjugate_gradients.solve(
             train.product,
             b,
             damping=self.damping,
@@ -57,11 +69,17 @@ class ConjugateGradients(Solver):
 
 @dataclass(frozen=True)
 class Neumann(Solver):
-    """``step Σ_j (I - step (H + damping I))^j b`` with so many ``terms``, one product each.
+    """The truncated series ``step Σ_j (I - step (H + damping I))^j b``, one product a term.
 
     Converges for ``0 < step < 2 / (largest eigenvalue + damping)``. It stops short on purpose: few
-    terms stand for the few steps of a training that is not at its end. ``tolerance`` says up to
-    which residual the result counts as converged.
+    terms stand for the few steps of a training that is not at its end.
+
+    Arguments:
+        terms: number of terms, at least 1, each a product with ``H``.
+        step: ``> 0``, as a learning rate; a sum that overflows raises.
+        damping: ``λ ≥ 0``, added to every eigenvalue.
+        tolerance: relative residual up to which the result says that it has converged; between 0
+            and 1.
     """
 
     terms: int
@@ -95,10 +113,16 @@ class Neumann(Solver):
 class KroneckerInverse(Solver):
     """``(matrix + damping I)^-1 b`` in closed form, where ``matrix`` is close to the Hessian.
 
-    By default ``ggn(train, structure=Kronecker())``; any operator with a structure will do. Damping
-    stands for what the matrix lacks, such as a penalty ``damping/2 |theta|²`` in the loss. The
-    residual is that of the training loss's own Hessian, undamped, so it says how good the
+    The residual is that of the training loss's own Hessian, undamped, so it says how good the
     approximation is.
+
+    Arguments:
+        damping: ``≥ 0``, added to the matrix's eigenvalues: stands for what it lacks, such as a
+            penalty ``damping/2 |theta|²`` in the loss.
+        matrix: an operator with a structure over the same parameters; ``None`` makes ``ggn(train,
+            structure=Kronecker())``, for which the training loss must be a `Problem`.
+        tolerance: relative residual up to which the result says that it has converged; between 0
+            and 1.
     """
 
     damping: float

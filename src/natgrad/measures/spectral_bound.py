@@ -1,6 +1,7 @@
-"""Spectral complexity, ``R = Π ‖A_i‖_σ · (Σ_i (‖A_iᵀ - M_iᵀ‖_{2,1} / ‖A_i‖_σ)^⅔)^{3/2}`` (Y25).
+"""Spectral complexity, ``R = Π ‖A_i‖_σ · (Σ_i (‖A_iᵀ - M_iᵀ‖_{2,1} / ‖A_i‖_σ)^⅔)^{3/2}``.
 
-[Bartlett, Foster and Telgarsky, Spectrally-normalized margin bounds for neural networks, 2017.]
+Bartlett et al. 2017.
+
 ``A_i`` are the linear maps of the layers, ``M_i`` zero or those of a reference such as the initial
 weights. With margins of at least ``γ`` on the data ``X``, the error on other data is bounded by
 ``‖X‖ R / (γ N)`` up to logarithms. The bound itself is far above 1; what counts is that it
@@ -18,19 +19,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.checks import Range, number
 from natgrad.errors import SettingError
 from natgrad.measures.classes import margin_quantile
+from natgrad.measures.displaced_parameters import Weights, named_weights
 from natgrad.measures.inputs import single_input
 from natgrad.measures.linear_maps import LinearMap, is_map, is_norm, map_of, norm_scale
-from natgrad.measures.moved import Weights, named_weights
 from natgrad.operators import Problem
-from natgrad.runtime.ranges import Range, number
 from natgrad.tables import Column, Table
 
 
 @dataclass(frozen=True)
 class SpectralLayer:
-    """``norm`` is ``‖A‖_σ``, ``rows`` is ``‖Aᵀ - Mᵀ‖_{2,1}``."""
+    """One layer's share of the bound.
+
+    Arguments:
+        name: of the module, with the number of the call from the second call on.
+        norm: ``‖A‖_σ``, the largest singular value.
+        rows: ``‖Aᵀ - Mᵀ‖_{2,1}``, the sum of the lengths of all rows.
+        converged: whether the norm was found to its tolerance; if not, it is a lower bound.
+    """
 
     name: str
     norm: float
@@ -40,7 +48,14 @@ class SpectralLayer:
 
 @dataclass(frozen=True)
 class SpectralBound:
-    """``inputs`` is ``‖X‖ = (Σ |x_n|²)^½``; ``margin`` is ``γ``, if one was asked for."""
+    """Spectral complexity, and what it is made of.
+
+    Arguments:
+        layers: in the order in which they are called.
+        inputs: ``‖X‖ = (Σ |x_n|²)^½``.
+        samples: ``N``.
+        margin: ``γ``, if a quantile was asked for, else ``None``.
+    """
 
     layers: tuple[SpectralLayer, ...]
     inputs: float
@@ -99,10 +114,27 @@ def spectral_bound(
     reference: Weights = None,
     quantile: float | None = None,
 ) -> SpectralBound:
-    """Of Linear layers and convolutions, with the BatchNorm that follows one as a part of it.
+    """Of Linear layers and convolutions, each together with the BatchNorm that follows it; a module
+    with other parameters raises.
 
-    ``reference``: a model or state dict with the initial weights. ``quantile``: of the margins
-    ``f_y - max_{c≠y} f_c`` over the data, to normalise by; 0.1 is usual.
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples. With ``quantile`` a
+            cross-entropy.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model. Inputs must be one
+            floating-point tensor.
+        reference: ``M``, the initial weights as a model or a state dict with the same names;
+            ``None`` is zeros.
+        quantile: from 0 to 1: of the margins ``f_y - max_{c≠y} f_c`` over the data, to normalise
+            by. 0.1 is usual; ``None`` leaves margins out. Needs all data on one process, and a
+            positive margin there.
     """
     problem = Problem.of(model, loss, data)
     if quantile is not None:

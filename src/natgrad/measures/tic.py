@@ -1,7 +1,7 @@
-"""Takeuchi's information criterion, ``TIC = L + tr(H⁻¹C) / N`` (Y24).
+"""Takeuchi's information criterion, ``TIC = L + tr(H⁻¹C) / N``.
 
-[Takeuchi, 1976; for networks: Thomas, Pedregosa, van Merriënboer, Manzagol, Bengio and Le Roux, On
-the interplay between noise and curvature and its effect on optimization and generalization, 2020.]
+Takeuchi 1976; for networks, Thomas et al. 2020.
+
 ``L`` is the mean loss at its minimum, ``H`` its Hessian and ``C`` the second moment of gradients of
 samples. ``tr(H⁻¹C) / N`` estimates how much larger the loss is on other data. For a likelihood that
 contains the truth ``H = C``, so the trace is the number of parameters and TIC Akaike's criterion
@@ -18,18 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.checks import NOT_NEGATIVE, number
 from natgrad.errors import SettingError
 from natgrad.linalg.results import Number
-from natgrad.measures.matrices import Matrix, operator_of
+from natgrad.measures.matrix_choice import Matrix, operator_of
 from natgrad.measures.sample_traces import Apply, Signs, Subset, sample_trace
 from natgrad.operators import Operator, Problem, hessian
 from natgrad.operators.base import SMALL
-from natgrad.runtime.ranges import NOT_NEGATIVE, number
 
 
 @dataclass(frozen=True)
 class TIC:
-    """``trace`` is ``tr(H⁻¹C)``; ``kind`` names the matrix that stands for ``H``."""
+    """Takeuchi's criterion, and what it is made of.
+
+    Arguments:
+        loss: ``L``, the mean loss.
+        trace: ``tr(H⁻¹C)``, with a standard error if it was estimated.
+        samples: ``N``.
+        kind: name of the matrix that stands for ``H``.
+        damping: what was added to the eigenvalues of that matrix.
+    """
 
     loss: float
     trace: Number
@@ -71,9 +79,27 @@ def tic(
 ) -> TIC:
     """At the parameters as they are, which should be at a minimum of the loss.
 
-    ``matrix``: what stands for ``H``: ``natgrad.hessian``, ``natgrad.ggn``, ``natgrad.fisher``, or
-    ``lambda p: natgrad.ggn(p, structure=natgrad.Kronecker())``. Exact, with one solve for each
-    sample or parameter, whichever are fewer; or with as many as ``by`` says.
+    Arguments:
+        model: the network, or a `Problem`, which brings loss, data and parameters along: leave
+            these out then, since one given beside it raises `SettingError`. Dropout and BatchNorm
+            must be in evaluation mode (``model.eval()``).
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+        matrix: what stands for ``H``: ``natgrad.hessian``, ``natgrad.ggn``, ``natgrad.fisher``, a
+            function from a `Problem` to an operator such as ``lambda p: natgrad.ggn(p,
+            structure=natgrad.Kronecker())``, or an operator over the same parameters.
+        damping: ``λ ≥ 0``, added to every eigenvalue of ``H``; a matrix that is not positive
+            definite with it raises.
+        by: ``Subset(samples, seed)`` or ``Signs(probes, seed)`` to estimate the trace; ``None`` is
+            exact, with one solve for each sample or each parameter, whichever are fewer, and for
+            each parameter on several processes.
     """
     damping = number(damping, "damping", NOT_NEGATIVE)
     problem = Problem.of(model, loss, data, parameters=parameters)

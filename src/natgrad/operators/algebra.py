@@ -7,8 +7,13 @@ from natgrad.errors import SettingError
 from natgrad.operators.base import Operator
 
 
-class Sum(Operator):
-    """``Σ_i weight_i A_i``."""
+class OperatorSum(Operator):
+    """``Σ_i weight_i A_i``.
+
+    Arguments:
+        terms: pairs ``(weight, operator)``, at least one; operators over other parameters than the
+            first raise `SettingError`.
+    """
 
     def __init__(self, terms: list[tuple[float, Operator]]) -> None:
         first = terms[0][1]
@@ -47,8 +52,14 @@ def _names(operator: Operator) -> dict[str, tuple[int, ...]] | None:
     return None if operator.space is None else operator.space.shapes
 
 
-class Section(Operator):
-    """Rows and columns ``index [size]`` of another operator: the diagonal block of a layer."""
+class DiagonalBlock(Operator):
+    """The rows and columns of another operator that belong to one layer: its diagonal block.
+
+    Arguments:
+        whole: the operator that the block is part of.
+        index: ``[size]``, where the layer's entries lie in a flat vector of ``whole``.
+        name: of the layer, for ``kind``.
+    """
 
     def __init__(self, whole: Operator, index: Tensor, name: str) -> None:
         super().__init__(whole.problem, f"{whole.kind}, {name}", size=len(index))

@@ -2,83 +2,66 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from math import log
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from natgrad.checks import NOT_NEGATIVE, number
 from natgrad.errors import ConvergenceError, SettingError
-from natgrad.linalg import conjugate, density, functions, traces
-from natgrad.linalg.matrix import Product
+from natgrad.linalg import conjugate_gradients, density, matrix_functions, traces
+from natgrad.linalg.matrix_free import Product
 from natgrad.linalg.results import Eigenpairs, Estimate, Number, Solution
-from natgrad.operators import checks
+from natgrad.operators import requirements
 from natgrad.operators.estimators import Eigensolver, Estimator, Lanczos
 from natgrad.operators.powers import shifted_power
-from natgrad.operators.problem import Problem
+from natgrad.operators.products import Products, V
 from natgrad.operators.progress import track
-from natgrad.operators.space import Space
 from natgrad.operators.spectrum import Spectrum
-from natgrad.runtime.ranges import NOT_NEGATIVE, number
 
-V = TypeVar("V", Tensor, dict[str, Tensor])
 SMALL = 2048  # parameters of which a dense matrix is cheaper than an iteration
 _PRODUCTS = 1 << 16  # more of them for one diagonal are a mistake
 _NUMBERS = 1 << 24  # in vectors that are multiplied together
 _TOLERANCE = 1e-10  # of solve(), relative; float32 stops at its own precision
 
 
-class Operator(ABC):
-    """``kind`` names it in print. ``definite``: no eigenvalue is below zero.
+class Operator(Products):
+    """A symmetric matrix over the parameters, known by its products.
 
     Vectors are flat ``[P]``, several ``[P, k]``, or a dict by parameter name; the result is of the
-    same kind. The matrix is that of the parameters as they are when it is used.
+    same kind. The matrix is that of the parameters as they are when it is used. ``definite`` says
+    that no eigenvalue is below zero.
+
+    Arguments:
+        problem: model, loss and data that the matrix belongs to.
+        kind: name of the matrix, in print and in error sentences.
+        size: number of rows; ``None`` takes the number ``P`` of the problem's parameters. An
+            operator of another size, such as one of a single layer, does not take vectors as dicts.
     """
 
     definite: bool = False
     closed: ClassVar[bool] = False  # whether functions of it are known without iterating
 
-    def __init__(self, problem: Problem, kind: str, size: int | None = None) -> None:
-        self.problem, self.kind = problem, kind
-        self.space: Space | None = problem.space if size is None else None
-        self.size = problem.space.size if size is None else size
-        self.dtype, self.device = problem.dtype, problem.device
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.size, self.size
-
-    # Products.
-
-    @abstractmethod
-    def product(self, v: Tensor) -> Tensor:
-        """``A v`` for ``v [P, k]``."""
-
-    def __matmul__(self, v: V) -> V:
-        found: V = self._like(v, self.product)
-        return found
-
     def __add__(self, other: Operator) -> Operator:
-        from natgrad.operators.algebra import Sum
+        from natgrad.operators.algebra import OperatorSum
 
         if not isinstance(other, Operator):
             return NotImplemented
-        return Sum([(1.0, self), (1.0, other)])
+        return OperatorSum([(1.0, self), (1.0, other)])
 
     def __sub__(self, other: Operator) -> Operator:
-        from natgrad.operators.algebra import Sum
+        from natgrad.operators.algebra import OperatorSum
 
         if not isinstance(other, Operator):
             return NotImplemented
-        return Sum([(1.0, self), (-1.0, other)])
+        return OperatorSum([(1.0, self), (-1.0, other)])
 
     def __mul__(self, factor: float) -> Operator:
-        from natgrad.operators.algebra import Sum
+        from natgrad.operators.algebra import OperatorSum
 
         try:
-            return Sum([(float(factor), self)])
+            return OperatorSum([(float(factor), self)])
         except (TypeError, ValueError):  # no number
             return NotImplemented
 
@@ -88,7 +71,9 @@ class Operator(ABC):
 
     def dense(self) -> Tensor:
         """``[P, P]``, if it is not too large."""
-        checks.fits(self.size, self.size, self.dtype, self.kind, "use products, or a structure")
+        requirements.fits(
+            self.size, self.size, self.dtype, self.kind, "use products, or a structure"
+        )
         return self._dense()
 
     def _dense(self) -> Tensor:
@@ -109,18 +94,33 @@ class Operator(ABC):
         return out
 
     def columns(self, which: Tensor) -> Tensor:
-        """``[P, k]``, those of the matrix at ``which [k]``."""
+        """Some columns of the matrix, ``[P, k]``.
+
+        Arguments:
+            which: ``[k]``, their positions.
+        """
         ones = self._new(self.size, len(which))
         ones[which, torch.arange(len(which), device=self.device)] = 1.0
         return self.product(ones)
 
     def estimated_diagonal(self, samples: int = 100, seed: int = 0) -> Estimate:
-        """``[P]`` from products with random signs, with the standard error of each entry."""
+        """The diagonal ``[P]`` from products with random signs, with a standard error for each
+        entry.
+
+        Arguments:
+            samples: number of random vectors, at least 2, each one product; with ``P`` or more the
+                diagonal is exact.
+            seed: of the random signs; the same seed gives the same result on every device.
+        """
         return traces.diagonal(self.product, self.size, samples, seed=seed, **self._kind_of())
 
     def trace(self, by: Estimator | None = None) -> Number:
-        """Exact, or by ``Hutchinson(samples, seed)``, ``HutchPP(products, seed)`` or
-        ``XTrace(products, seed)``."""
+        """The trace, exact or estimated.
+
+        Arguments:
+            by: ``Hutchinson(samples, seed)``, ``HutchPP(products, seed)`` or ``XTrace(products,
+                seed)``; ``None`` is exact, from the diagonal.
+        """
         if by is None:
             return self._exact_trace()
         return by(self.product, self.size, **self._kind_of())
@@ -129,7 +129,8 @@ class Operator(ABC):
         return Number(float(self.diagonal().sum()), "exact: the sum of the diagonal")
 
     def norm(self) -> Number:
-        """Frobenius."""
+        """The Frobenius norm: exact for structures, for up to 2,048 parameters, and for G, F and C
+        of few samples and outputs; else estimated from 100 products."""
         if self.size <= SMALL:
             return Number(float(self.dense().norm()), "exact: from the dense matrix")
         square = traces.squared_norm(self.product, self.size, **self._kind_of())
@@ -146,25 +147,47 @@ class Operator(ABC):
         smallest: bool = False,
         by: Eigensolver = Lanczos(),  # noqa: B008 (frozen)
     ) -> Eigenpairs:
-        """The ``k`` algebraically largest (or smallest), with vectors and residuals, ``by``
-        ``Lanczos(tolerance, limit, seed)`` or ``LOBPCG(...)``."""
+        """Some eigenvalues with vectors and residuals, descending.
+
+        Arguments:
+            k: how many, from 1 to ``P``.
+            smallest: whether the algebraically smallest are wanted (the most negative ones, if
+                there are any), not the largest.
+            by: ``Lanczos(tolerance, limit, seed)`` or ``LOBPCG(...)``. A structure has eigenvalues
+                in closed form and does not use it.
+        """
         return by(self.product, self.size, self._count(k), smallest, **self._kind_of())
 
     def exact_eigenvalues(self) -> Tensor:
-        """All of them, descending, from the dense matrix; G, F and C use their Gram matrix and
-        leave zeros out."""
+        """All of them, descending, from the dense matrix; G, F and C use their Gram matrix where
+        that is smaller, and leave zeros out."""
         found: Tensor = torch.linalg.eigvalsh(self.dense())
         return found.flip(0)
 
     def spectrum(self, probes: int = 8, steps: int = 64, seed: int = 0) -> Spectrum:
-        """The density of eigenvalues, by stochastic Lanczos quadrature."""
+        """The density of eigenvalues, by stochastic Lanczos quadrature.
+
+        Arguments:
+            probes: number of random vectors, at least 2, each the start of a Lanczos iteration of
+                its own; more of them lower the standard error.
+            steps: products of each iteration; more of them resolve finer details. A small matrix of
+                at most ``probes * steps`` rows is decomposed instead, exactly.
+            seed: of the random vectors.
+        """
         found = density.quadrature(
             self.product, self.size, probes=probes, steps=steps, seed=seed, **self._kind_of()
         )
         return Spectrum(self.kind, found)
 
     def logdet(self, damping: float = 0.0, probes: int = 16, steps: int = 64) -> Number:
-        """``log det(A + damping I)``."""
+        """``log det(A + damping I)``, exact for structures and for up to 2,048 parameters.
+
+        Arguments:
+            damping: ``λ ≥ 0``, added to every eigenvalue; a matrix that is not positive definite
+                with it raises `SettingError`.
+            probes: number of random vectors of the estimate that is made above 2,048 parameters.
+            steps: of the Lanczos iteration of each of them.
+        """
         damping = number(damping, "damping", NOT_NEGATIVE)
         if self.size <= SMALL:
             values = self.exact_eigenvalues().double()
@@ -187,8 +210,17 @@ class Operator(ABC):
     # Functions.
 
     def solve(self, v: V, damping: float = 0.0, preconditioner: Operator | None = None) -> V:
-        """``(A + damping I)^-1 v``: in closed form for structures, else by conjugate gradients,
-        which raise if they do not converge. A structured ``preconditioner`` makes them faster."""
+        """``(A + damping I)^-1 v``: in closed form for structures, else by conjugate gradients to a
+        relative residual of 1e-10 (or what the dtype allows), which raise `ConvergenceError` if
+        they do not get there within 1,000 iterations.
+
+        Arguments:
+            v: ``[P]``, ``[P, k]``, or a dict by parameter name.
+            damping: ``λ ≥ 0``, added to every eigenvalue; 0 raises for a structure that is
+                singular.
+            preconditioner: an operator with a structure, close to this one, that makes conjugate
+                gradients need fewer products; an operator with a structure does not use it.
+        """
         damping = number(damping, "damping", NOT_NEGATIVE)
         found: V = self._like(v, lambda m: self._solve(m, damping, preconditioner))
         return found
@@ -208,7 +240,18 @@ class Operator(ABC):
         limit: int = 1000,
         preconditioner: Operator | None = None,
     ) -> Solution:
-        """``(A + damping I)^-1 v`` by conjugate gradients, with residuals and convergence."""
+        """``(A + damping I)^-1 v`` by conjugate gradients, with residuals and convergence.
+
+        Arguments:
+            v: ``[P]`` or ``[P, k]``.
+            damping: ``λ ≥ 0``, added to every eigenvalue.
+            tolerance: bound on the relative residual ``|v - (A + damping I) x| / |v|`` of every
+                column, between 0 and 1; at least 32 roundings of the dtype.
+            limit: largest number of iterations; the result of fewer than needed says
+                ``converged=False``.
+            preconditioner: an operator with a structure, close to this one; one without raises
+                `SettingError`.
+        """
         damping = number(damping, "damping", NOT_NEGATIVE)
         precondition = None
         if preconditioner is not None:
@@ -218,7 +261,7 @@ class Operator(ABC):
                     "itself: give an operator with a structure, such as Kronecker()."
                 )
             precondition = preconditioner.nearly_inverse(damping)
-        return conjugate.solve(
+        return conjugate_gradients.solve(
             self.product,
             v,
             damping=damping,
@@ -228,13 +271,27 @@ class Operator(ABC):
         )
 
     def nearly_inverse(self, damping: float) -> Product:
-        """``m -> (A + damping I)^-1 m`` to speed up iterations with about the same matrix; without
-        damping, what is next to nothing keeps zeros apart."""
+        """``m -> (A + damping I)^-1 m``, as a preconditioner for iterations with a similar matrix.
+
+        Arguments:
+            damping: ``λ ≥ 0``; 0 is replaced by 1e-12 of the mean eigenvalue, so that eigenvalues
+                of zero can be inverted.
+        """
         shift = damping or 1e-12 * float(self.trace()) / self.size
         return lambda m: self.solve(m, shift)
 
     def power(self, v: V, exponent: float, damping: float = 0.0) -> V:
-        """``(A + damping I)^exponent v``; one half draws samples, minus one half posteriors."""
+        """``(A + damping I)^exponent v``: in closed form for structures and for up to 2,048
+        parameters, else by a Krylov iteration, which raises `ConvergenceError` if it does not
+        converge.
+
+        Arguments:
+            v: ``[P]``, ``[P, k]``, or a dict by parameter name.
+            exponent: any number: ½ turns white noise into samples with covariance ``A``, -½ into
+                samples with precision ``A``.
+            damping: ``λ ≥ 0``, added to every eigenvalue first. A negative exponent of a singular
+                matrix and a fractional one of negative eigenvalues raise `SettingError`.
+        """
         damping = number(damping, "damping", NOT_NEGATIVE)
         found: V = self._like(v, lambda m: self._power(m, exponent, damping))
         return found
@@ -245,7 +302,7 @@ class Operator(ABC):
             scale = shifted_power(exponent, damping, self.kind)(values)
             exact: Tensor = vectors @ (scale.unsqueeze(1) * (vectors.mT @ v))
             return exact
-        found = functions.power(self.product, v, exponent, damping=damping)
+        found = matrix_functions.power(self.product, v, exponent, damping=damping)
         if not found.converged:
             raise self._not_converged(f"The power {exponent:g} of", damping, found)
         return found.x
@@ -254,67 +311,11 @@ class Operator(ABC):
 
     def layers(self) -> dict[str, Operator]:
         """The diagonal block of every layer, over its weight as a matrix with the bias last."""
-        from natgrad.operators.sections import sections
+        from natgrad.operators.layer_blocks import diagonal_blocks
 
-        return sections(self)
-
-    def to_scipy(self) -> Any:
-        """A ``scipy.sparse.linalg.LinearOperator``."""
-        try:
-            from scipy.sparse.linalg import LinearOperator  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise SettingError("to_scipy() needs scipy: pip install scipy.") from error
-
-        def matmat(x: Any) -> Any:
-            # A copy: torch takes neither read-only arrays nor negative strides.
-            v = torch.tensor(x.copy(), dtype=self.dtype, device=self.device)
-            found = self.product(v.view(self.size, -1)).view(v.shape)
-            return found.cpu().numpy()
-
-        kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return LinearOperator(self.shape, matvec=matmat, matmat=matmat, rmatvec=matmat, dtype=kind)
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} of {self.size:,} parameters>"
+        return diagonal_blocks(self)
 
     # Helpers.
-
-    def _like(self, v: Any, function: Any) -> Any:
-        """``function`` of columns ``[P, k]``, on a vector of any kind."""
-        if isinstance(v, Mapping):
-            if self.space is None:
-                raise SettingError(
-                    f"{self.kind} is over one matrix, not over named parameters: give a tensor "
-                    f"[{self.size}] or [{self.size}, k]."
-                )
-            flat = self.space.flat(v).to(self.dtype)
-            return self.space.named(function(flat.unsqueeze(1)).squeeze(1))
-        if not isinstance(v, Tensor):
-            raise SettingError(
-                f"The operator got an object of type {type(v).__name__} but takes tensors, or a "
-                "dict of them by parameter name: convert it."
-            )
-        if v.ndim not in (1, 2) or v.shape[0] != self.size:
-            raise SettingError(
-                f"The operator has {self.size:,} parameters but got a tensor of shape "
-                f"{list(v.shape)}: give [{self.size}], [{self.size}, k] or a dict by name."
-            )
-        v = v.to(self.dtype)
-        return function(v.unsqueeze(1)).squeeze(1) if v.ndim == 1 else function(v)
-
-    def _new(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def _kind_of(self) -> dict[str, Any]:
-        return {"dtype": self.dtype, "device": self.device}
-
-    def _count(self, k: int) -> int:
-        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= self.size:
-            raise SettingError(
-                f"k is {k!r} but must be a whole number from 1 to {self.size:,}, the number of "
-                "parameters: give such a number."
-            )
-        return k
 
     def _not_converged(self, what: str, damping: float, found: Solution) -> ConvergenceError:
         return ConvergenceError(

@@ -7,22 +7,34 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from natgrad.capture.hooks import leading_size, tensors_of
 from natgrad.errors import SettingError
-from natgrad.runtime.capture import leading_size, tensors_of
 
 LABELS = "labels"  # as Hugging Face calls the targets
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs`` as the model is called with: a tensor, a tuple of arguments, or keywords."""
+    """One batch of samples.
+
+    Arguments:
+        inputs: what the model is called with: one argument, a tuple or list of positional
+            arguments, or a mapping of keyword arguments.
+        targets: what the loss gets as its second argument.
+        samples: ``n``, the length of the first axis of the inputs.
+    """
 
     inputs: Any
     targets: Any
     samples: int
 
     def call(self, model: nn.Module) -> Tensor:
-        """The model's output; of several the ``logits``, or the first."""
+        """The model's output; of several the ``logits``, or the first.
+
+        Arguments:
+            model: is called with ``inputs``; must return a tensor, a tuple that starts with one, or
+                something with ``logits``.
+        """
         if isinstance(self.inputs, Mapping):
             found = model(**self.inputs)
         elif isinstance(self.inputs, tuple | list):
@@ -46,7 +58,12 @@ class Batch:
 
 
 def read(item: Any) -> Batch:
-    """One batch as loaders give it."""
+    """One batch as loaders give it.
+
+    Arguments:
+        item: a pair ``(inputs, targets)``, or a mapping with the key ``labels``; an empty batch
+            raises.
+    """
     if isinstance(item, Mapping):
         if LABELS not in item:
             raise SettingError(
@@ -73,7 +90,12 @@ def read(item: Any) -> Batch:
 
 
 class Data:
-    """Iterates over batches, as often as asked for."""
+    """Iterates over batches, as often as asked for.
+
+    Arguments:
+        source: one batch (a mapping, or a pair whose second entry is a tensor), or an iterable of
+            batches. An iterator is refused, since it can be read only once.
+    """
 
     def __init__(self, source: Any) -> None:
         single = isinstance(source, Mapping) or (
@@ -103,7 +125,12 @@ class Data:
         return map(read, self.source)
 
     def refuse_shuffled(self, why: str) -> None:
-        """Where batches must come in the same order each time."""
+        """Raise if a ``DataLoader`` shuffles, where batches must come in the same order at every
+        pass.
+
+        Arguments:
+            why: the end of the error sentence: what needs the same order.
+        """
         sampler = getattr(self.source, "sampler", None)
         drawn = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
         if drawn or getattr(sampler, "shuffle", False):

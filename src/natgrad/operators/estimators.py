@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from natgrad.linalg import lanczos, lobpcg, traces
-from natgrad.linalg.matrix import Product
+from natgrad.linalg.matrix_free import Product
 from natgrad.linalg.results import Eigenpairs, Number
 
 if TYPE_CHECKING:
@@ -23,7 +23,13 @@ class Estimator(ABC):
 
 @dataclass(frozen=True)
 class Hutchinson(Estimator):
-    """``mean zᵀ A z`` over random signs: the error falls as ``samples^-½``."""
+    """``mean zᵀ A z`` over random signs: the error falls as ``samples^-½``.
+
+    Arguments:
+        samples: number of random vectors, at least 2, each one product with the matrix; with ``P``
+            or more the trace is exact.
+        seed: of the random numbers; the same seed gives the same result.
+    """
 
     samples: int = 100
     seed: int = 0
@@ -34,7 +40,14 @@ class Hutchinson(Estimator):
 
 @dataclass(frozen=True)
 class HutchPP(Estimator):
-    """The range of a few products exactly, the rest by Hutchinson: better for decaying spectra."""
+    """Hutch++: the trace on the range of a few products exactly, that of the rest by Hutchinson.
+    Better than Hutchinson for spectra that decay (Meyer et al. 2021).
+
+    Arguments:
+        products: number of products with the matrix, at least 6: a third finds the range, a third
+            is the trace on it, a third the rest. With ``P`` or more the trace is exact.
+        seed: of the random numbers; the same seed gives the same result.
+    """
 
     products: int = 99
     seed: int = 0
@@ -45,7 +58,13 @@ class HutchPP(Estimator):
 
 @dataclass(frozen=True)
 class XTrace(Estimator):
-    """As Hutch++, with every vector serving both purposes."""
+    """As Hutch++, but every random vector serves both purposes (Epperly et al. 2024).
+
+    Arguments:
+        products: number of products with the matrix, at least 6, two for each random vector; with
+            ``P`` or more the trace is exact.
+        seed: of the random numbers; the same seed gives the same result.
+    """
 
     products: int = 100
     seed: int = 0
@@ -65,10 +84,16 @@ class Eigensolver(ABC):
 
 @dataclass(frozen=True)
 class Lanczos(Eigensolver):
-    """``tolerance`` bounds ``|A v - l v| / max|l|``, ``limit`` the products.
+    """The Lanczos method with full reorthogonalisation.
 
     Eigenvalues are right to about the square of the tolerance over their relative gap, and products
     in float32 know their direction to some 1e-5.
+
+    Arguments:
+        tolerance: bound on the residual ``|A v - λ v| / max|λ|`` of every eigenpair, between 0 and
+            1; not below 16 roundings of the dtype.
+        limit: largest number of products; ``None`` is 1000, or ``20 k`` if that is more.
+        seed: of the starting vector.
     """
 
     tolerance: float = 1e-4
@@ -90,7 +115,19 @@ class Lanczos(Eigensolver):
 
 @dataclass(frozen=True)
 class LOBPCG(Eigensolver):
-    """A block method: for the smallest eigenvalues, with a structured operator in front of it."""
+    """A preconditioned block method, worth it for the smallest eigenvalues with a structured
+    operator as preconditioner (Hetmaniuk and Lehoucq 2006).
+
+    Arguments:
+        tolerance: bound on the residual ``|A v - λ v| / max|λ|`` of every eigenpair, between 0 and
+            1; not below 16 roundings of the dtype.
+        limit: largest number of iterations, each of about ``k`` products.
+        seed: of the starting block.
+        preconditioner: an operator with a structure that is close to the matrix, for the smallest
+            eigenvalues; ``None`` uses none.
+        damping: ``≥ 0``, added to the preconditioner's eigenvalues before it is inverted; ignored
+            without one.
+    """
 
     tolerance: float = 1e-5
     limit: int = 500

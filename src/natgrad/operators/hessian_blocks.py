@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from natgrad.capture.blocks import Block
+from natgrad.capture.discovery import StructureOf
+from natgrad.capture.hooks import View
 from natgrad.errors import CoverageError
 from natgrad.layers import Layer, SharedInput
-from natgrad.layers.base import grouped, per_sample
+from natgrad.layers.axes import grouped, per_sample
 from natgrad.linalg.symmetric import (
     DenseBlocks,
     DiagonalMatrix,
@@ -23,15 +26,12 @@ from natgrad.linalg.symmetric import (
     Symmetric,
 )
 from natgrad.operators.hessian import Hessian
+from natgrad.operators.hidden_uses import refuse_unseen
 from natgrad.operators.problem import Problem
 from natgrad.operators.progress import track
-from natgrad.operators.structured import Placed, Structured, sums_of
+from natgrad.operators.structured import PlacedMatrix, Structured, sums_of
 from natgrad.operators.tape import Tape, batched_grad, positions
-from natgrad.operators.unseen import refuse_unseen
-from natgrad.operators.vectors import Gradients
-from natgrad.runtime.blocks import Block
-from natgrad.runtime.capture import View
-from natgrad.runtime.discovery import StructureOf
+from natgrad.operators.vectors import LossGradients
 from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, UnitWise
 
 _COLUMNS = 1 << 24  # numbers of columns that are made at a time
@@ -40,7 +40,15 @@ _COLUMNS = 1 << 24  # numbers of columns that are made at a time
 def build_hessian(
     problem: Problem, structure: StructureOf, hessian: Hessian | None = None
 ) -> Structured:
-    """``hessian``: where entries are taken from, if there is one already."""
+    """The Hessian with a structure.
+
+    Arguments:
+        problem: model, loss and data.
+        structure: what is kept of the block of each layer: ``Full()``, ``UnitWise()``,
+            ``Diagonal()``, ``Kronecker()`` or ``EKFAC()``, or a function from layer to one of
+            these; ``None`` is ``Kronecker()``, and ``UnitWise()`` for norm layers.
+        hessian: whose columns the entries are; ``None`` makes one.
+    """
     tape = Tape(problem, structure)
     tape.refuse_uncovered()
     hessian = hessian or Hessian(problem)
@@ -53,7 +61,7 @@ def build_hessian(
     for block in tape.blocks:
         index = positions(problem, block)
         matrix = _matrix(block, index, hessian, products.get(block))
-        placed[block.name] = Placed(matrix, index, block.structure)
+        placed[block.name] = PlacedMatrix(matrix, index, block.structure)
     return Structured(problem, "Hessian", placed, definite=False)
 
 
@@ -113,7 +121,7 @@ def _rotated(product: KroneckerProduct, index: Tensor, hessian: Hessian) -> Rota
 def _kronecker(problem: Problem, tape: Tape, blocks: list[Block]) -> dict[Block, KroneckerProduct]:
     with problem.ready(twice=True), tape:
         wanted = {b: ["A"] if b in blocks else [] for b in tape.blocks}
-        inputs = sums_of(problem, tape, Gradients(), wanted, "inputs")
+        inputs = sums_of(problem, tape, LossGradients(), wanted, "inputs")
         curved = {b: torch.zeros((), dtype=problem.dtype, device=problem.device) for b in blocks}
         for batch in problem.batches("output Hessians"):
             loss = problem.loss.total(tape.forward(batch), batch.targets)
@@ -123,7 +131,7 @@ def _kronecker(problem: Problem, tape: Tape, blocks: list[Block]) -> dict[Block,
                 if block in curved and tape.current.calls[block] > 1:
                     raise _used_twice(block)
                 if block in curved and g is not None and g.requires_grad:
-                    output = _Output(layer, view, batch.samples)
+                    output = _LayerOutput(layer, view, batch.samples)
                     curved[block] = curved[block] + output.hessian(g, edge, _reduces(block))
     products = {}
     for block in blocks:
@@ -134,7 +142,7 @@ def _kronecker(problem: Problem, tape: Tape, blocks: list[Block]) -> dict[Block,
     return products
 
 
-class _Output:
+class _LayerOutput:
     """A layer's output as ``[groups, n, s, rows]``."""
 
     def __init__(self, layer: Layer[Any], view: View, samples: int) -> None:

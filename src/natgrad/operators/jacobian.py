@@ -14,7 +14,7 @@ from natgrad.operators.vectors import Vectors
 
 
 @dataclass(frozen=True)
-class Units(Vectors):
+class UnitVectors(Vectors):
     """Every output by itself, so that the rows are those of the Jacobian."""
 
     def per_sample(self, loss: Loss, output: Tensor) -> int:
@@ -31,5 +31,9 @@ class Units(Vectors):
 
 
 def jacobian(problem: Problem) -> OuterProducts:
-    """``Jᵀ J``: ``rows()`` gives ``J``, ``gram()`` ``J Jᵀ`` and ``combined(u)`` ``Jᵀ u``."""
-    return OuterProducts(problem, Units(), "Jacobian")
+    """``Jᵀ J``: ``rows()`` gives ``J``, ``gram()`` ``J Jᵀ`` and ``combined(u)`` ``Jᵀ u``.
+
+    Arguments:
+        problem: model, loss and data.
+    """
+    return OuterProducts(problem, UnitVectors(), "Jacobian")

@@ -1,7 +1,7 @@
 """GGN, Fisher and empirical Fisher without writing them out: ``scale Σ_batches Rᵀ R``.
 
-Where it fits into memory the rows are kept layer by layer (`rows.py`); otherwise each product runs
-the model once more: ``J v`` by differentiating ``w -> Jᵀ w``, the output's curvature, then ``Jᵀ``.
+Where it fits into memory the rows are kept layer by layer (`jacobian_rows`); otherwise each product
+runs the model once more: ``J v`` by differentiating ``w -> Jᵀ w``, the output's curvature, ``Jᵀ``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,31 +12,39 @@ from torch import Tensor
 from natgrad.errors import CoverageError, SettingError
 from natgrad.linalg.forms import Triangle
 from natgrad.linalg.results import Number
-from natgrad.operators import checks
+from natgrad.operators import requirements
 from natgrad.operators.base import Operator
 from natgrad.operators.data import Batch
+from natgrad.operators.hidden_uses import unseen
+from natgrad.operators.jacobian_rows import JacobianRows, gather
 from natgrad.operators.problem import Problem
-from natgrad.operators.rows import Rows, gather
 from natgrad.operators.structured import build
 from natgrad.operators.tape import Tape, batched_grad
-from natgrad.operators.unseen import unseen
 from natgrad.operators.vectors import Vectors
 from natgrad.structures import Diagonal
 
 _KEPT = 1 << 28  # bytes of rows that are kept between products
 _EACH = 64  # vectors of a sample above which running the model is cheaper than keeping rows
-_MADE = 1 << 24  # numbers that a product makes on its way
+_MADE = 1 << 24  # numbers of intermediate results of a product
 _GRAM = 1 << 14  # rows of a Gram matrix
 
 
 class OuterProducts(Operator):
+    """A positive semidefinite matrix ``scale Σ Rᵀ R``: GGN, Fisher or empirical Fisher.
+
+    Arguments:
+        problem: model, loss and data.
+        vectors: which output vectors are pulled back to rows ``R``.
+        kind: name of the matrix, for print.
+    """
+
     definite = True
 
     def __init__(self, problem: Problem, vectors: Vectors, kind: str) -> None:
         super().__init__(problem, kind)
         self.vectors = vectors
         self._tape = _tape(problem)
-        self._rows: list[Rows] | None = None
+        self._rows: list[JacobianRows] | None = None
         self._seen: tuple[float, ...] = ()
         self._graph: tuple[Tensor, Tensor, list[Tensor | None]] | None = None
 
@@ -60,13 +68,13 @@ class OuterProducts(Operator):
 
     # Rows of layers.
 
-    def _kept_rows(self) -> list[Rows] | None:
+    def _kept_rows(self) -> list[JacobianRows] | None:
         if self._seen != (state := self.problem.state()):
             self._seen, self._rows, self._graph = state, self._collect(), None
         return self._rows
 
-    def _collect(self) -> list[Rows] | None:
-        found: list[Rows] = []
+    def _collect(self) -> list[JacobianRows] | None:
+        found: list[JacobianRows] = []
         if self._tape is None:
             return None
         samples, weight, kept = 0, 0.0, 0
@@ -78,12 +86,12 @@ class OuterProducts(Operator):
             kept += rows.numel * self.dtype.itemsize
             if kept > _KEPT:
                 return None
-        self.problem.know(samples, weight)
+        self.problem.remember_totals(samples, weight)
         return found
 
     def _gather(
         self, tape: Tape, limit: int | None = None
-    ) -> Iterator[tuple[Rows | None, Batch, float]]:
+    ) -> Iterator[tuple[JacobianRows | None, Batch, float]]:
         """The rows of every batch; ``None`` if there are more than ``limit`` for a sample."""
         problem = self.problem
         with problem.ready(), tape:
@@ -171,7 +179,11 @@ class OuterProducts(Operator):
         return self.problem.totals(total) * self.scale
 
     def combined(self, u: Tensor) -> Tensor:
-        """``Rᵀ u [P, k]`` for ``u [rows, k]``, of this process's rows, unscaled."""
+        """``Rᵀ u [P, k]``, of this process's rows, unscaled.
+
+        Arguments:
+            u: ``[rows, k]``, rows in the order of `rows`.
+        """
         out = self._new(self.size, u.shape[1])
         kept = self._kept_rows()
         if kept is not None:
@@ -195,9 +207,9 @@ class OuterProducts(Operator):
         kept = self._kept_rows()
         number = self._number_of_rows()
         instead = "use fewer samples, eigenvalues(k) or spectrum()"
-        checks.fits(number, number, self.dtype, "The Gram matrix", instead)
+        requirements.fits(number, number, self.dtype, "The Gram matrix", instead)
         if kept is None:
-            checks.fits(number, self.size, self.dtype, "The matrix of all rows", instead)
+            requirements.fits(number, self.size, self.dtype, "The matrix of all rows", instead)
             everything = torch.cat(list(self.rows()))
             return everything @ everything.mT
         return torch.cat([torch.cat([one.gram(other) for other in kept], 1) for one in kept])

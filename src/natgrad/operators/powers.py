@@ -8,7 +8,15 @@ from natgrad.linalg.symmetric import Function
 
 
 def shifted_power(exponent: float, damping: float, kind: str) -> Function:
-    """A function of eigenvalues of ``kind``; rounding may leave them a little below zero."""
+    """The function ``λ -> (λ + damping)^exponent`` of a tensor of eigenvalues. Eigenvalues that
+    rounding has left a little below zero are taken as their absolute value by fractional powers.
+
+    Arguments:
+        exponent: any number; a negative one raises `SettingError` for a singular matrix without
+            damping, a fractional one for negative damped eigenvalues.
+        damping: ``≥ 0``, added to every eigenvalue.
+        kind: name of the matrix, for error sentences.
+    """
 
     def function(values: Tensor) -> Tensor:
         shifted = values + damping

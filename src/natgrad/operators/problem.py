@@ -1,6 +1,10 @@
 """A model, a loss and data: ``L = Σ_batches total / Σ_batches weight``, and its first derivatives.
 
-``L`` is the mean loss over all data as if they were one batch, however they are cut into batches.
+``L`` is the mean loss over all data as if they were one batch. Sums and their divisor ``W`` are
+kept apart until all data are seen, so that batches of any sizes, ignored targets and class weights
+give the matrix of the whole. Only ``C`` has another scale: it is the second moment of gradients of
+samples, whatever the loss divides by, so that its trace minus ``|∇L|²`` is the gradient's variance.
+
 Several processes hold a part of the data each; sums over them are made once.
 """
 
@@ -14,22 +18,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from natgrad.comm import Communicator, connect
+from natgrad.capture.wrappers import Compiled, unwrapped
+from natgrad.comm import Communicator, agreement, connect
 from natgrad.curvature.losses import as_loss
 from natgrad.errors import SettingError
-from natgrad.operators import checks
+from natgrad.operators import requirements
 from natgrad.operators.data import Batch, Data
 from natgrad.operators.progress import track
-from natgrad.operators.space import Space, chosen
-from natgrad.runtime import agreement
-from natgrad.runtime.wrappers import Compiled, unwrapped
+from natgrad.operators.space import ParameterSpace, chosen
 
 
 class Problem:
-    """``parameters``: patterns of names, for a matrix over some of the trainable parameters.
+    """The mean loss ``L`` of a model over data, as a function of some of its parameters.
 
-    ``check=False`` leaves out the forward passes that tell whether the model is deterministic and
-    the loss a mean over samples. ``group``: of the processes that hold the data together.
+    Operators, steps and measures made from one problem share its passes over the data and its
+    counts ``N`` (samples) and ``W`` (what the sum of all losses is divided by).
+
+    Arguments:
+        model: the network. Wrappers such as DDP and ``torch.compile`` are looked through. Dropout
+            and BatchNorm must be in evaluation mode (``model.eval()``), and the parameters all
+            float32 or all float64.
+        loss: a `Loss`; torch's cross-entropy, square loss or binary cross-entropy with logits with
+            ``reduction="mean"``, as a function, a module or a ``functools.partial``; or any
+            function of (output, target) that returns the mean over the samples.
+        data: one batch, or an iterable of batches that can be iterated again, such as a
+            ``DataLoader``; an iterator is refused. A batch is ``(inputs, targets)``, where a tuple
+            of inputs is passed as several arguments, or a mapping whose ``labels`` are the targets
+            and whose other entries are keyword arguments of the model.
+        parameters: one pattern of parameter names (``fnmatch``, such as ``"head.*"``) or several,
+            each of which must match a trainable parameter; ``None`` takes all trainable parameters.
+        group: the processes among which the data are divided: a ``ProcessGroup``, a ``DeviceMesh``
+            or a `Communicator`; ``None`` takes all processes.
+        progress: whether passes over the data that take more than a second show a progress bar (by
+            ``rich``, if it is installed); ``None`` shows one if standard error is a terminal.
+        check: whether it is tested, by two forward passes of the first batch, that the model is
+            deterministic and a loss function of your own a mean over samples, and, for what is made
+            layer by layer, that the layers' gradients are those of autograd.
     """
 
     def __init__(
@@ -44,12 +68,12 @@ class Problem:
         check: bool = True,
     ) -> None:
         self.comm: Communicator = connect(group)
-        checks.model(model)
+        requirements.model(model)
         # A matrix is made of eager passes: hooks and second derivatives do not go through compiled
         # code, and data-parallel wrappers would average what is summed here.
         self.model, self.loss, self.data = unwrapped(model), as_loss(loss), Data(data)
         self.parameters = chosen(self.model, parameters)
-        self.space = Space(self.parameters)
+        self.space = ParameterSpace(self.parameters)
         self._compiled = Compiled(self.model)
         self.progress = progress
         self.check = check
@@ -57,14 +81,22 @@ class Problem:
         self._own: tuple[float, float] | None = None  # this process's part of N and W
         self._known: tuple[float, float] | None = None  # N and W
         first = next(iter(self.parameters.values()))
-        self.dtype, self.device = checks.precision(self.parameters), first.device
-        with agreement.Together(self.comm, "Problem") as agreed:
-            agreed.words = {"parameters": str(self.space.shapes)}
+        self.dtype, self.device = requirements.precision(self.parameters), first.device
+        with agreement.AllRanksAgree(self.comm, "Problem") as agreed:
+            agreed.compared = {"parameters": str(self.space.shapes)}
             self._check()
 
     @classmethod
     def of(cls, model: nn.Module | Problem, loss: Any, data: Any, **options: Any) -> Problem:
-        """A problem as it is, or a new one."""
+        """A problem as it is, or a new one.
+
+        Arguments:
+            model: a problem, which is returned as it is, or a network.
+            loss: of the new problem; beside a problem it must be ``None``.
+            data: of the new problem; beside a problem it must be ``None``.
+            options: the keyword arguments of `Problem`; beside a problem they must have their
+                defaults.
+        """
         if not isinstance(model, Problem):
             return cls(model, loss, data, **options)
         usual = {"check": True}
@@ -80,12 +112,21 @@ class Problem:
     # Passes over the data.
 
     def batches(self, label: str = "data") -> Iterator[Batch]:
+        """One pass over this process's data.
+
+        Arguments:
+            label: what the progress bar says.
+        """
         return track(self.data, label, self.progress)
 
     @contextmanager
     def ready(self, *, twice: bool = False) -> Iterator[None]:
-        """Gradients are on, for the chosen parameters only. ``twice``: they will be differentiated
-        again, which fused attention kernels cannot."""
+        """A context in which gradients are on, for the chosen parameters only.
+
+        Arguments:
+            twice: whether gradients will be differentiated again: fused attention kernels have no
+                second derivative, so attention is then computed by torch's plain formula.
+        """
         frozen = [
             p
             for p in self.model.parameters()
@@ -108,6 +149,11 @@ class Problem:
                 p.requires_grad_(True)
 
     def output(self, batch: Batch) -> Tensor:
+        """The model's output ``[n, …]`` for a batch, checked to be a tensor of samples.
+
+        Arguments:
+            batch: as `batches` gives it; the model must return one row for each of its samples.
+        """
         out = batch.call(self.model)
         if torch.is_grad_enabled() and not out.requires_grad:
             raise SettingError(
@@ -123,7 +169,11 @@ class Problem:
         return out
 
     def totals(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes of ``numbers``, of any shape."""
+        """``numbers`` summed over all processes, by an all-reduce.
+
+        Arguments:
+            numbers: this process's share of the sum, of the same shape on all processes.
+        """
         if self.comm.size == 1:
             return numbers
         summed = self.comm.total(numbers.contiguous().flatten(), "curvature").wait()
@@ -141,9 +191,14 @@ class Problem:
         """``W``, what the sum of all losses is divided by."""
         return self._sizes()[1]
 
-    def know(self, samples: float, weight: float) -> None:
-        """What a pass over this process's data has counted by the way. The sum over processes is
-        made when it is needed: then all of them do, whichever way their passes went."""
+    def remember_totals(self, samples: float, weight: float) -> None:
+        """What a pass over this process's data has counted in passing. The sum over processes is
+        made when it is needed: then all of them do, whichever way their passes went.
+
+        Arguments:
+            samples: this process's share of ``N``.
+            weight: this process's share of ``W``.
+        """
         self._own = samples, weight
 
     def _sizes(self) -> tuple[float, float]:
@@ -171,7 +226,7 @@ class Problem:
             samples += batch.samples
             weight += float(self.loss.weight(output, batch.targets))
             total += float(self.loss.total(output, batch.targets))
-        self.know(samples, weight)
+        self.remember_totals(samples, weight)
         return total
 
     # Values and first derivatives.
@@ -191,12 +246,22 @@ class Problem:
         return self.totals(total) / self.weight
 
     def flat(self, tensors: Iterable[Tensor | None]) -> Tensor:
-        """``[P]`` of one tensor a parameter, where ``None`` stands for zeros."""
+        """``[P]`` of one tensor a parameter, where ``None`` stands for zeros.
+
+        Arguments:
+            tensors: one for each parameter, in the order of ``space.names`` and in the parameter's
+                shape; ``None`` stands for zeros.
+        """
         pairs = zip(tensors, self.parameters.values(), strict=True)
         return torch.cat([(torch.zeros_like(p) if t is None else t).flatten() for t, p in pairs])
 
     def rows(self, tensors: Iterable[Tensor | None], k: int) -> Tensor:
-        """``[k, P]`` of ``[k, *shape]`` for each parameter."""
+        """``[k, P]`` of ``[k, *shape]`` for each parameter.
+
+        Arguments:
+            tensors: one for each parameter, ``[k, *shape]``; ``None`` stands for zeros.
+            k: the number of rows.
+        """
         pairs = zip(tensors, self.parameters.values(), strict=True)
         return torch.cat(
             [(p.new_zeros(k, p.numel()) if t is None else t.reshape(k, -1)) for t, p in pairs], 1
@@ -227,5 +292,5 @@ class Problem:
         with torch.no_grad():
             outputs = [self.output(batch) for _ in range(2)]
             self.loss.total(outputs[0], batch.targets)  # which refuses targets that do not fit
-        checks.deterministic(self.model, outputs)
-        checks.mean(self.loss, outputs[0], batch)
+        requirements.deterministic(self.model, outputs)
+        requirements.mean(self.loss, outputs[0], batch)

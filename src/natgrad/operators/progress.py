@@ -10,7 +10,14 @@ _PATIENCE = 1.0  # seconds before a bar appears
 
 
 def track(items: Iterable[T], label: str, wanted: bool | None) -> Iterator[T]:
-    """``wanted``: ``None`` shows a bar if standard error is a terminal and ``rich`` is there."""
+    """The items, with a progress bar on standard error.
+
+    Arguments:
+        items: what is iterated over.
+        label: what the bar says.
+        wanted: ``True`` shows a bar, ``None`` only if standard error is a terminal, ``False``
+            never; without ``rich`` there is none. It appears after a second.
+    """
     total = (len(items) if isinstance(items, Sized) else 0) or None  # 0: nobody knows
     bar = _bar(wanted) if total is None or total > 1 else None
     if bar is None:

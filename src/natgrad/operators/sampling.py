@@ -6,9 +6,13 @@ from torch import Tensor
 
 from natgrad.operators.outer import OuterProducts
 from natgrad.operators.problem import Problem
-from natgrad.operators.vectors import Gradients
+from natgrad.operators.vectors import LossGradients
 
 
 def sample_gradients(problem: Problem) -> Iterator[Tensor]:
-    """``[n, P]`` of each batch: of the sample's part of the sum of losses."""
-    yield from OuterProducts(problem, Gradients(), "gradients of samples").rows()
+    """``[n, P]`` of each batch: of the sample's part of the sum of losses.
+
+    Arguments:
+        problem: model, loss and data.
+    """
+    yield from OuterProducts(problem, LossGradients(), "gradients of samples").rows()

@@ -12,8 +12,12 @@ from natgrad.errors import SettingError
 Vector = Tensor | Mapping[str, Tensor]
 
 
-class Space:
-    """``names`` with their ``shapes``; ``slices`` says where each lies in a vector ``[size]``."""
+class ParameterSpace:
+    """``names`` with their ``shapes``; ``slices`` says where each lies in a vector ``[size]``.
+
+    Arguments:
+        parameters: tensors by name; only their shapes and order are used.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.names = tuple(parameters)
@@ -26,7 +30,12 @@ class Space:
         self.size = start
 
     def flat(self, named: Mapping[str, Tensor]) -> Tensor:
-        """``[size]`` of tensors by name, all of them and no others."""
+        """``[size]`` of tensors by name, all of them and no others.
+
+        Arguments:
+            named: a tensor in the parameter's shape for every name, in any order; a missing,
+                further or wrongly shaped one raises.
+        """
         if set(named) != set(self.names):
             missing = [name for name in self.names if name not in named]
             other = [name for name in named if name not in self.slices]
@@ -49,16 +58,30 @@ class Space:
         return torch.cat([named[name].flatten() for name in self.names])
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of ``flat [size]`` in the shapes of the parameters."""
+        """Views of ``flat [size]`` in the shapes of the parameters.
+
+        Arguments:
+            flat: ``[size]``.
+        """
         return {name: flat[part].view(self.shapes[name]) for name, part in self.slices.items()}
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """``rows [k, size]`` -> ``[k, *shape]`` for each parameter."""
+        """``rows [k, size]`` -> ``[k, *shape]`` for each parameter.
+
+        Arguments:
+            rows: ``[k, size]``, one flat vector a row.
+        """
         return [rows[:, self.slices[n]].view(len(rows), *self.shapes[n]) for n in self.names]
 
 
 def chosen(model: nn.Module, patterns: Iterable[str] | str | None) -> dict[str, nn.Parameter]:
-    """The trainable parameters, those whose names match if there are patterns (fnmatch)."""
+    """The trainable parameters, those whose names match if there are patterns (fnmatch).
+
+    Arguments:
+        model: whose parameters are looked at.
+        patterns: one pattern of names or several, each of which must match a trainable parameter;
+            ``None`` takes all that require gradients.
+    """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     # A shared parameter is in the space once, under its first name, and found under all of them.
     called = {

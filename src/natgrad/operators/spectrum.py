@@ -13,21 +13,43 @@ from natgrad.linalg.results import Number
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Of the matrix ``kind``: nodes and weights from stochastic Lanczos quadrature."""
+    """The density of the eigenvalues of a matrix, found by stochastic Lanczos quadrature.
+
+    Arguments:
+        kind: name of the matrix, for print and pictures.
+        quadrature: nodes and weights, one set for each random vector.
+    """
 
     kind: str
     quadrature: Quadrature
 
     def density(self, points: int = 1000, width: float | None = None) -> Density:
-        """On a grid, smoothed, with the standard error of each point."""
+        """On a grid, smoothed, with the standard error of each point.
+
+        Arguments:
+            points: number of grid points, at least 2, over the range of the eigenvalues and 4
+                widths beyond either end.
+            width: ``> 0``, standard deviation of the Gaussian that stands for each eigenvalue, in
+                their units; ``None`` is 1% of their range.
+        """
         return self.quadrature.density(points, width)
 
     def trace(self, function: Callable[[Tensor], Tensor]) -> Number:
-        """``tr f(A)``, with its standard error."""
+        """``tr f(A)``, with its standard error.
+
+        Arguments:
+            function: ``f`` of a tensor of eigenvalues, entry by entry; must be finite at all of
+                them.
+        """
         return self.quadrature.trace(function)
 
     def draw(self, path: str | PathLike[str] | None = None) -> Any:
-        """A ``matplotlib`` figure, also written to ``path``."""
+        """A ``matplotlib`` figure, also written to ``path``.
+
+        Arguments:
+            path: file to write, whose ending says the format, such as ``spectrum.png``; ``None``
+                writes none.
+        """
         try:
             from matplotlib.figure import Figure
         except ImportError:

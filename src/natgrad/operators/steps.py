@@ -1,11 +1,14 @@
 """Second-order steps for small models, ``(F + damping I)^-1 ∇L``, and their relatives.
 
-natural gradient     ``(F + λ I)^-1 ∇L``, from the dense matrix (Y1)
-Gauss-Newton         ``(Jᵀ Λ J / W + λ I)^-1 ∇L``, matrix-free or with a structure (Y20)
-Gram-Gauss-Newton    ``Jᵀ (Λ J Jᵀ / W + λ I)^-1 r / W`` with ``r = ∂total/∂outputs`` (Y21)
-powers               ``(F + λ I)^-a ∇L``: gradient descent at ``a = 0``, natural gradient at 1 (Y19)
+natural gradient     ``(F + λ I)^-1 ∇L``, from the dense matrix
+Gauss-Newton         ``(Jᵀ Λ J / W + λ I)^-1 ∇L``, matrix-free or with a structure
+Gram-Gauss-Newton    ``Jᵀ (Λ J Jᵀ / W + λ I)^-1 r / W`` with ``r = ∂total/∂outputs``
+powers               ``(F + λ I)^-a ∇L``: gradient descent at ``a = 0``, natural gradient at 1
 
-All are directions to go against: ``theta <- theta - lr update``, which is ``apply_``.
+The Gram form equals the Gauss-Newton step, but solves a system with one unknown for every sample
+and output instead of one for every parameter (Cai et al. 2019; Yokota 2022). The powers are those
+of Amari et al. 2021. All are directions to go
+against: ``theta <- theta - lr update``, which is ``apply_``.
 """
 
 from collections.abc import Mapping
@@ -14,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.checks import NOT_NEGATIVE, Range, number
 from natgrad.errors import SettingError
 from natgrad.operators.base import Operator
 from natgrad.operators.jacobian import jacobian
 from natgrad.operators.outer import OuterProducts
 from natgrad.operators.problem import Problem
-from natgrad.operators.space import Space, Vector, chosen
+from natgrad.operators.space import ParameterSpace, Vector, chosen
 from natgrad.operators.vectors import Roots
-from natgrad.runtime.ranges import NOT_NEGATIVE, Range, number
 
 _POWERS = Range(low=0, high=1)
 
@@ -29,8 +32,13 @@ _POWERS = Range(low=0, high=1)
 def natural_gradient(fisher: Operator, damping: float = 0.0, gradient: Vector | None = None) -> Any:
     """``(F + damping I)^-1 ∇L`` by a Cholesky factor of the dense matrix: the ground truth.
 
-    ``gradient`` of another batch than the matrix is of: flat ``[P]`` or a dict by name, and the
-    step is of the same kind. Without one it is that of the matrix's own data, and flat.
+    Arguments:
+        fisher: the matrix; any operator that is small enough to be written out (2 GiB).
+        damping: ``λ ≥ 0``, added to every eigenvalue; a matrix that is singular or indefinite with
+            it raises `SettingError`.
+        gradient: ``∇L`` of another batch than the matrix is of, flat ``[P]`` or a dict by parameter
+            name; the step is then of the same kind. ``None`` computes that of the matrix's own
+            data, and the step is flat.
     """
     damping = number(damping, "damping", NOT_NEGATIVE)
     matrix = fisher.dense().clone()
@@ -54,7 +62,17 @@ def gauss_newton(
     *,
     preconditioner: Operator | None = None,
 ) -> Any:
-    """``(G + damping I)^-1 ∇L``, as ``ggn.solve`` does it: in closed form or by iterating."""
+    """``(G + damping I)^-1 ∇L``, as ``ggn.solve`` does it: in closed form or by iterating.
+
+    Arguments:
+        ggn: the matrix, with or without a structure.
+        damping: ``λ ≥ 0``, added to every eigenvalue.
+        gradient: ``∇L`` of another batch than the matrix is of, flat ``[P]`` or a dict by parameter
+            name; the step is then of the same kind. ``None`` computes that of the matrix's own
+            data, and the step is flat.
+        preconditioner: an operator with a structure, close to ``ggn``, that makes conjugate
+            gradients need fewer products; not used where ``ggn`` has a structure.
+    """
     damping = number(damping, "damping", NOT_NEGATIVE)
     return ggn.solve(_gradient(ggn, gradient), damping, preconditioner)
 
@@ -62,7 +80,16 @@ def gauss_newton(
 def powered_gradient(
     fisher: Operator, exponent: float, damping: float = 0.0, gradient: Vector | None = None
 ) -> Any:
-    """``(F + damping I)^-exponent ∇L`` with an exponent in [0, 1]."""
+    """``(F + damping I)^-exponent ∇L``.
+
+    Arguments:
+        fisher: the matrix, with or without a structure.
+        exponent: from 0, the gradient itself, to 1, the natural gradient; others raise.
+        damping: ``λ ≥ 0``, added to every eigenvalue.
+        gradient: ``∇L`` of another batch than the matrix is of, flat ``[P]`` or a dict by parameter
+            name; the step is then of the same kind. ``None`` computes that of the matrix's own
+            data, and the step is flat.
+    """
     exponent = number(exponent, "exponent", _POWERS)
     damping = number(damping, "damping", NOT_NEGATIVE)
     return fisher.power(_gradient(fisher, gradient), -exponent, damping)
@@ -74,6 +101,11 @@ def gram_gauss_newton(ggn: Operator, damping: float = 0.0) -> Tensor:
     Equal to ``gauss_newton`` by ``(Jᵀ Λ J + λ)^-1 Jᵀ = Jᵀ (Λ J Jᵀ + λ)^-1``, and cheaper where
     there are fewer outputs than parameters. Without damping it is the shortest of all
     Gauss-Newton steps where ``G`` is singular and the system is not.
+
+    Arguments:
+        ggn: ``natgrad.ggn(...)`` without a structure, on one process and without shuffling.
+        damping: ``λ ≥ 0``, added to every eigenvalue. 0 is allowed where the system of outputs is
+            regular.
     """
     damping = number(damping, "damping", NOT_NEGATIVE)
     if not isinstance(ggn, OuterProducts) or not isinstance(ggn.vectors, Roots):
@@ -108,12 +140,17 @@ def gram_gauss_newton(ggn: Operator, damping: float = 0.0) -> Tensor:
 
 @torch.no_grad()
 def apply_(model: nn.Module | Problem, update: Vector, lr: float = 1.0) -> None:
-    """``theta <- theta - lr update``, in place, for an update that is flat ``[P]`` or a dict.
+    """``theta <- theta - lr update``, in place.
 
-    Over the trainable parameters of a model, or over those of a problem."""
+    Arguments:
+        model: a network, for an update of all its trainable parameters, or a `Problem`, for one of
+            the problem's parameters.
+        update: flat ``[P]``, or a dict with a tensor for every one of these parameters.
+        lr: the learning rate: what the update is multiplied by.
+    """
     own = model.parameters if isinstance(model, Problem) else chosen(model, None)
     assert isinstance(own, Mapping)
-    space = Space(own)
+    space = ParameterSpace(own)
     if isinstance(update, Tensor):
         if update.shape != (space.size,):
             raise SettingError(

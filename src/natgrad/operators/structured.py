@@ -1,6 +1,7 @@
 """Layer by layer: what a structure keeps of each block, with everything in closed form.
 
-``F = diag(F_1, F_2, …)``, so that every function of ``F`` is that of its blocks.
+``F = diag(F_1, F_2, …)``, so that every function of ``F`` is that of its blocks. One pass over the
+data fills the same sums, by the same files (`natgrad.capture`), as a step of K-FAC does.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,26 +10,34 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from natgrad.capture.blocks import Block
+from natgrad.capture.discovery import StructureOf
+from natgrad.capture.statistics import Statistics
+from natgrad.capture.stopwatch import Stopwatch
+from natgrad.checks import NOT_NEGATIVE, number
+from natgrad.errors import ConvergenceError
 from natgrad.linalg.results import Eigenpairs, Number
 from natgrad.linalg.symmetric import Function, Symmetric
 from natgrad.operators.base import Operator
 from natgrad.operators.estimators import Eigensolver, Lanczos
+from natgrad.operators.hidden_uses import refuse_unseen
 from natgrad.operators.powers import shifted_power
 from natgrad.operators.problem import Problem
 from natgrad.operators.tape import Tape, positions
-from natgrad.operators.unseen import refuse_unseen
 from natgrad.operators.vectors import Vectors
-from natgrad.runtime.blocks import Block
-from natgrad.runtime.discovery import StructureOf
-from natgrad.runtime.ranges import NOT_NEGATIVE, number
-from natgrad.runtime.statistics import Statistics
-from natgrad.runtime.timing import Stopwatch
 from natgrad.structures import Structure
+from natgrad.structures.base import decompose_factor
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A block's matrix, and where its rows lie among the parameters, ``index [size]``."""
+class PlacedMatrix:
+    """The matrix of one block, and where its rows lie among the parameters.
+
+    Arguments:
+        matrix: the block, in closed form.
+        index: ``[size]``, positions of the block's entries in a flat vector.
+        structure: which entries of the block were kept.
+    """
 
     matrix: Symmetric
     index: Tensor
@@ -36,9 +45,17 @@ class Placed:
 
 
 class Structured(Operator):
-    """``blocks`` by the name of the layer; they cover every parameter once.
+    """A block-diagonal matrix ``diag(F_1, F_2, …)`` whose functions are known in closed form.
 
-    Unlike an operator without a structure, it is of the parameters as they were when it was made.
+    Unlike an operator without a structure, it is that of the parameters as they were when it was
+    made.
+
+    Arguments:
+        problem: model, loss and data that it was made from.
+        kind: name of the matrix, in print and in error sentences.
+        blocks: by the name of the layer; together they cover every parameter once.
+        definite: whether no eigenvalue is below zero.
+        size: number of parameters; ``None`` takes those of the problem.
     """
 
     closed = True
@@ -47,7 +64,7 @@ class Structured(Operator):
         self,
         problem: Problem,
         kind: str,
-        blocks: Mapping[str, Placed],
+        blocks: Mapping[str, PlacedMatrix],
         *,
         definite: bool = True,
         size: int | None = None,
@@ -59,7 +76,12 @@ class Structured(Operator):
         return self._blockwise(v, lambda matrix, m: matrix.product(m))
 
     def apply(self, function: Function, v: Tensor) -> Tensor:
-        """``f(F) v`` for ``v [P, k]``, with ``f`` of eigenvalues."""
+        """``f(F) v``, block by block.
+
+        Arguments:
+            function: ``f``, from a tensor of eigenvalues to one of the same shape, entry by entry.
+            v: ``[P, k]``.
+        """
         return self._blockwise(v, lambda matrix, m: matrix.apply(function, m))
 
     def _blockwise(self, v: Tensor, function: Callable[[Symmetric, Tensor], Tensor]) -> Tensor:
@@ -156,7 +178,17 @@ class Structured(Operator):
 
 
 def build(problem: Problem, vectors: Vectors, structure: StructureOf, kind: str) -> Structured:
-    """One pass over the data, and a second one for what is kept in the basis of the first."""
+    """A block-diagonal matrix by one pass over the data, and a second one for what is kept in the
+    eigenbasis of the first (EKFAC).
+
+    Arguments:
+        problem: model, loss and data.
+        vectors: which output vectors are summed.
+        structure: what is kept of the block of each layer, such as ``Kronecker()`` or
+            ``Diagonal()``, or a function from layer to structure; ``None`` is ``Kronecker()``, and
+            ``UnitWise()`` for norm layers.
+        kind: name of the matrix, in print and on progress bars.
+    """
     tape = Tape(problem, structure)
     tape.refuse_uncovered()
     refuse_unseen(problem)
@@ -167,17 +199,14 @@ def build(problem: Problem, vectors: Vectors, structure: StructureOf, kind: str)
         if any(second.values()):
             for block in tape.blocks:
                 if block.structure.in_basis:
-                    matrices = block.structure.decomposed(kept[block], block.forms)
-                    block.parts = {
-                        name: _decompose(block, name, matrix) for name, matrix in matrices.items()
-                    }
+                    _decompose(block, kept[block])
             for block, more in sums_of(problem, tape, vectors, second, kind).items():
                 kept[block] |= more
     placed = {}
     for block in tape.blocks:
-        parts = block.parts or None
-        matrix = block.structure.matrix(kept[block], block.forms, block.shape, parts)
-        placed[block.name] = Placed(matrix, positions(problem, block), block.structure)
+        basis = block.decomposed_factors()
+        matrix = block.structure.matrix(kept[block], block.forms, block.shape, basis)
+        placed[block.name] = PlacedMatrix(matrix, positions(problem, block), block.structure)
     return Structured(problem, kind, placed)
 
 
@@ -188,18 +217,27 @@ def sums_of(
     wanted: dict[Block, list[str]],
     kind: str,
 ) -> dict[Block, dict[str, Tensor]]:
-    """The factors ``wanted``, of all data of all processes."""
-    statistics = Statistics(wanted.__getitem__, Stopwatch())
+    """The ``wanted`` factors by block and name, as means over the data of all processes.
+
+    Arguments:
+        problem: model, loss and data.
+        tape: with its hooks on (entered as a context).
+        vectors: which output vectors are summed.
+        wanted: names of factors for each block; empty for blocks that are left out of this pass.
+        kind: what progress bars say.
+    """
+    statistics = Statistics(Stopwatch())
     for block in tape.blocks:
-        block.sums = {}
+        block.take_sums()
     samples, weight = 0, 0.0
     for index, batch in enumerate(problem.batches(kind)):
         output = tape.forward(batch)
+        statistics.begin(wanted)
         samples += batch.samples
         weight += float(problem.loss.weight(output.detach(), batch.targets))
         draw = 0
         for stack in vectors.stacks(problem.loss, output, batch, index):
-            for use, x, gs in tape.pull(output, stack):
+            for use, x, gs in tape.backpropagate(output, stack):
                 block, layer = use
                 if wanted[block]:
                     if tape.current.calls[block] == 1:  # calls that are summed stay apart
@@ -208,8 +246,7 @@ def sums_of(
                         statistics.add(use, x, g, tape.current, draw + j)
             draw += len(stack)
         statistics.flush(tape.current)
-        statistics.forget()
-    problem.know(samples, weight)
+    problem.remember_totals(samples, weight)
     return _means(problem, vectors, wanted)
 
 
@@ -232,13 +269,20 @@ def _means(
     for (block, name), total in zip(keys, sums, strict=True):
         of_gradients = block.factors[name].of_gradients
         kept[block][name] = total.kept * (scale if of_gradients else 1.0 / max(1, total.count))
-        block.sums.pop(name)
+        block.take_sum(name)
     return kept
 
 
-def _decompose(block: Block, name: str, kept: Tensor) -> tuple[Tensor, ...]:
-    form = block.forms[name]
-    zero = torch.zeros(form.batch, dtype=kept.dtype, device=kept.device)
-    if form.diagonal:
-        return block.inverse.decompose_diagonal(kept.view(form.batch, form.dim), zero)
-    return block.inverse.decompose(form.dense(kept), zero)
+def _decompose(block: Block, kept: dict[str, Tensor]) -> None:
+    """Give the block the eigenbasis of these factors, for statistics in it."""
+    found = {}
+    for name, matrix in block.structure.matrices(kept, block.forms).items():
+        zero = torch.zeros(block.forms[name].batch, dtype=matrix.dtype, device=matrix.device)
+        parts = decompose_factor(block.inverse, block.forms[name], matrix, zero)
+        if parts is None:
+            raise ConvergenceError(
+                f"Factor {name} of {block.kind} {block.name!r} has no eigendecomposition, as not "
+                "all of its numbers are finite: look at the data and the weights."
+            )
+        found[name] = parts
+    block.install(found, found)

@@ -6,18 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from natgrad.capture.blocks import Block
+from natgrad.capture.discovery import Choice, StructureOf, clean, discover
+from natgrad.capture.hooks import Capture, Pass, Use
 from natgrad.errors import CoverageError, SettingError
 from natgrad.inverses import Eigen
 from natgrad.operators.data import Batch
 from natgrad.operators.problem import Problem
-from natgrad.runtime.blocks import Block
-from natgrad.runtime.capture import Capture, Pass, Use
-from natgrad.runtime.discovery import Choice, StructureOf, clean, discover
 from natgrad.structures import Structure
 
 
 class Tape:
-    """``blocks`` cover all parameters of ``problem``; use as a context, for hooks come and go."""
+    """Hooks on the layers of a model, which together cover all parameters of a problem. Use it as a
+    context: hooks are there only inside.
+
+    Arguments:
+        problem: model, loss and data.
+        structure: what is kept of each block: a structure, a function from layer to structure, or
+            ``None`` for ``Kronecker()`` and ``UnitWise()``.
+    """
 
     def __init__(self, problem: Problem, structure: StructureOf) -> None:
         self.problem = problem
@@ -48,6 +55,11 @@ class Tape:
         self.capture.detach()
 
     def forward(self, batch: Batch) -> Tensor:
+        """The model's output for a batch; the inputs of layers are kept.
+
+        Arguments:
+            batch: as `Problem.batches` gives it.
+        """
         self.capture.forget()
         return self.problem.output(batch)
 
@@ -60,8 +72,16 @@ class Tape:
         """Of the outputs of layers, in the order of their calls."""
         return [edge for _, _, edge, _ in self.current.tape]
 
-    def pull(self, output: Tensor, vectors: Tensor) -> Iterator[tuple[Use, Any, Sequence[Tensor]]]:
-        """Of ``vectors [q, n, …]``: a layer's use, its input, and ``q`` gradients of its output."""
+    def backpropagate(
+        self, output: Tensor, vectors: Tensor
+    ) -> Iterator[tuple[Use, Any, Sequence[Tensor]]]:
+        """For each use of a layer: the use, its input, and the gradients of its output, one a
+        vector.
+
+        Arguments:
+            output: of the last `forward`.
+            vectors: ``[q, n, …]``, each shaped like the output, to be backpropagated from it.
+        """
         edges = self.edges()
         grads = batched_grad(output, edges, vectors.to(output.dtype))
         for (use, x, _, view), g in zip(self.current.tape, grads, strict=True):
@@ -76,9 +96,17 @@ def batched_grad(
     *,
     create_graph: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """``torch.autograd.grad`` for ``k`` vectors at once, ``[k, …]``; the graph stays.
+    """``torch.autograd.grad`` for several vectors at once; the graph stays.
 
     One by one where an operation cannot take them together.
+
+    Arguments:
+        outputs: what is differentiated: one tensor or several.
+        inputs: what they are differentiated by: tensors or graph edges. One that no output depends
+            on gives ``None``.
+        vectors: ``[k, …]`` for one output, or one such tensor for each of several: ``k`` vectors to
+            backpropagate.
+        create_graph: whether the result can be differentiated again.
     """
     several = isinstance(vectors, Tensor)
     first = vectors if several else vectors[0]
@@ -109,7 +137,12 @@ def batched_grad(
 
 
 def positions(problem: Problem, block: Block) -> Tensor:
-    """Where the entries of ``vec(W)`` lie in a flat vector, ``[groups * rows * cols]``."""
+    """Where the entries of ``vec(W)`` lie in a flat vector, ``[groups * rows * cols]``.
+
+    Arguments:
+        problem: model, loss and data.
+        block: of one of its layers; all of its parameters must be the problem's.
+    """
     own = {id(p) for p in block.parameters}
     where = {
         id(p): torch.arange(part.start, part.stop).view(p.shape)

@@ -23,16 +23,40 @@ _NUMBERS = 1 << 22  # of stacked output vectors at a time
 
 
 class Vectors(ABC):
+    """Which output vectors ``v_nq`` a matrix sums."""
+
     @abstractmethod
     def per_sample(self, loss: Loss, output: Tensor) -> int:
-        """How many vectors each sample has."""
+        """How many vectors each sample has.
+
+        Arguments:
+            loss: of the problem.
+            output: of the model for a batch, ``[n, …]``.
+        """
 
     @abstractmethod
     def stacks(self, loss: Loss, output: Tensor, batch: Batch, index: int) -> Iterator[Tensor]:
-        """``[q, n, …]``, all vectors of batch number ``index``, some at a time."""
+        """``[q, n, …]``, all vectors of a batch, some at a time.
+
+        Arguments:
+            loss: of the problem.
+            output: of the model for a batch, ``[n, …]``.
+            batch: that the output is of.
+            index: number of the batch within a pass over the data, which fixes what is drawn at
+                random for it.
+        """
 
     def curve(self, loss: Loss, output: Tensor, batch: Batch, index: int, u: Tensor) -> Tensor:
-        """``Σ_q v_nq (v_nqᵀ u_n)`` for ``u [k, n, …]``."""
+        """``Σ_q v_nq (v_nqᵀ u_n)``.
+
+        Arguments:
+            loss: of the problem.
+            output: of the model for a batch, ``[n, …]``.
+            batch: that the output is of.
+            index: number of the batch within a pass over the data, which fixes what is drawn at
+                random for it.
+            u: ``[k, n, …]``: ``k`` tensors shaped like the output.
+        """
         out = torch.zeros_like(u)
         for v in self.stacks(loss, output, batch, index):
             rows = v.flatten(2)  # [q, n, d]
@@ -41,6 +65,11 @@ class Vectors(ABC):
         return out
 
     def scale(self, problem: Problem) -> float:
+        """What the sum over all data is multiplied by: here ``1 / W``.
+
+        Arguments:
+            problem: has ``W``, what the sum of all losses is divided by.
+        """
         return 1.0 / problem.weight
 
 
@@ -67,7 +96,15 @@ class Roots(Vectors):
 
 @dataclass(frozen=True)
 class Draws(Vectors):
-    """The same at every pass over the data, as long as batches come in the same order."""
+    """Gradients at drawn targets, the same at every pass over the data as long as batches come in
+    the same order.
+
+    Arguments:
+        samples: draws for every sample, each scaled by ``samples^-½``.
+        seed: of the random numbers; the same seed gives the same result.
+        streams: number of processes, each of which draws from a stream of its own.
+        stream: number of this process.
+    """
 
     samples: int
     seed: int
@@ -89,7 +126,7 @@ class Draws(Vectors):
 
 
 @dataclass(frozen=True)
-class Gradients(Vectors):
+class LossGradients(Vectors):
     """Of each sample's loss. ``C = N/W² Σ s_n s_nᵀ``, the second moment of ``l_n = N/W s_n``."""
 
     def per_sample(self, loss: Loss, output: Tensor) -> int:
@@ -106,8 +143,15 @@ class Gradients(Vectors):
 
 
 def vectors_of(curvature: Fisher, problem: Problem) -> Vectors:
+    """The vectors of a Fisher matrix.
+
+    Arguments:
+        curvature: ``ExactFisher()``, ``MonteCarloFisher(samples, seed)`` or ``EmpiricalFisher()``;
+            its likelihood, if it is not the default, must be that of the loss.
+        problem: model, loss and data.
+    """
     if isinstance(curvature, EmpiricalFisher):
-        return Gradients()
+        return LossGradients()
     if isinstance(curvature, MonteCarloFisher | ExactFisher):
         _check_likelihood(curvature.likelihood, problem.loss)
     if isinstance(curvature, MonteCarloFisher):

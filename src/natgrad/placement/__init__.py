@@ -1,5 +1,18 @@
-"""Planning: which rank does what, from sizes alone. No torch."""
+"""Planning: which rank does what, from sizes alone. No torch.
 
+    strategies/    Placement: (blocks, world) -> Plan     a pure function, the same on every rank
+    plan           Plan: tuples of ops for update, refresh and apply
+    ops            Reduce, Decompose, Share, ...: what is done by which ranks, and what is sent
+    cost           operations of a decomposition and of preconditioning, from sizes
+    simulator      seconds and bytes of a plan on a `Cluster`
+    table, picture what a reader sees
+
+A plan is frozen data, so that the same object can be executed, priced and printed: the bytes that
+are predicted are the bytes that are sent. All ranks compute the same plan from the same sizes, and
+compare its fingerprint.
+"""
+
+from natgrad.placement.amounts import Agreement, Flows, Kept, Sent, Work
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.ops import (
     ApplyOp,
@@ -16,7 +29,7 @@ from natgrad.placement.ops import (
     Share,
     TotalGradients,
 )
-from natgrad.placement.plan import Agreement, Flows, Kept, Plan, Sent, Work
+from natgrad.placement.plan import Plan
 from natgrad.placement.simulator import Timeline, simulate
 from natgrad.placement.strategies import (
     Auto,
@@ -25,8 +38,8 @@ from natgrad.placement.strategies import (
     Hybrid,
     Local,
     MemOpt,
+    Placement,
     ReduceScatter,
-    Strategy,
     assemble,
 )
 from natgrad.placement.world import Cluster, World
@@ -50,6 +63,7 @@ __all__ = [
     "MemOpt",
     "Message",
     "Op",
+    "Placement",
     "Plan",
     "Precondition",
     "Reduce",
@@ -59,7 +73,6 @@ __all__ = [
     "Return",
     "Sent",
     "Share",
-    "Strategy",
     "Timeline",
     "TotalGradients",
     "Work",

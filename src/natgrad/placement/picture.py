@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from natgrad.placement.plan import Plan
 
-# Told apart by readers who do not see red and green apart (Okabe and Ito).
+# Told apart by readers who do not see red and green apart (Okabe and Ito 2008).
 _FACTORS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
 _RECEIVES, _HOLDS, _PRECONDITIONS = "#f4f4f4", "#d9d9d9", "#bcd9f0"
 _LINES, _DOT = "#ffffff", "#222222"
@@ -24,6 +24,12 @@ Box = tuple[float, float, float, float]  # left, top, width, height
 
 
 def draw(plan: Plan, path: str | PathLike[str] | None) -> Figure:
+    """A ``matplotlib`` figure of a plan.
+
+    Arguments:
+        plan: what is drawn: a row for each rank, a column for each block.
+        path: file to write, whose ending says the format; ``None`` writes none.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,5 +1,9 @@
 """What every rank does, as frozen data on three clocks: update factors, refresh their inverses,
-apply them. The executor runs it, the simulator prices it, a reader prints or draws it."""
+apply them. The executor runs it, the simulator prices it, a reader prints or draws it.
+
+Keepers have a factor's running average, decomposers decompose it, holders have the parts; workers
+precondition a block.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from natgrad.placement import picture, table
+from natgrad.placement.amounts import Flows, Kept, Sent, Work, agreement_of, flows_of
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.ops import (
     ApplyOp,
@@ -37,58 +42,18 @@ if TYPE_CHECKING:
 AnyOp = TypeVar("AnyOp", bound=Op)
 
 
-class Flows(NamedTuple):
-    """Bytes by rank."""
-
-    sent: list[int]
-    received: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Bytes that one rank sends at an update, at a refresh of all factors and at every step, beside
-    those that do the work: sums of counts and of votes, by which no rank does what others do not.
-    """
-
-    update: float
-    refresh: float
-    apply: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Bytes that one rank sends to others: for factors at an update, for inverses at a refresh of
-    all factors, for gradients at every step. An all-reduce of n bytes counts 2 (W - 1) / W n."""
-
-    factors: int
-    inverses: int
-    gradients: float
-    agreement: Agreement
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Bytes that live on one rank."""
-
-    factors: int
-    inverses: int
-
-    @property
-    def total(self) -> int:
-        return self.factors + self.inverses
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Operations of one rank: at a refresh of all factors, and at every step."""
-
-    decompose: float
-    precondition: float
-
-
 @dataclass(frozen=True)
 class Plan:
-    """All ranks have the same plan, with the ops in the same order."""
+    """What every rank does. All ranks have the same plan, with the ops in the same order.
+
+    Arguments:
+        strategy: name of the placement, for print.
+        world: number of ranks, bytes of a number, and how gradients lie on the ranks.
+        blocks: sizes of all blocks, in the order of the model.
+        update: ops on steps that update factors, last layers first, as a backward pass meets them.
+        refresh: ops on steps that decompose factors.
+        apply: ops on every step.
+    """
 
     strategy: str
     world: World
@@ -122,7 +87,7 @@ class Plan:
 
     @cached_property
     def keepers(self) -> Mapping[FactorId, Ranks]:
-        """Where a factor's running average lives: where it is added up, or else used."""
+        """Where a factor's running average lives: where it is summed, or else used."""
         kept = {op.factor: op.to for op in self.update}
         for block in self.blocks:
             for name, _ in block.factors:
@@ -157,27 +122,43 @@ class Plan:
         return [Kept(*both) for both in zip(factors, inverses, strict=True)]
 
     def memory(self, rank: int) -> Kept:
+        """Bytes of running averages and of decompositions that a rank keeps.
+
+        Arguments:
+            rank: from 0 to ``world_size - 1``.
+        """
         return self._kept[rank]
 
     def work(self, rank: int, cost: CostModel | None = None) -> Work:
-        cost, joint = cost or Flops(), self.world.joint
+        """What a rank computes at a refresh of all factors, and at every step.
+
+        Arguments:
+            rank: from 0 to ``world_size - 1``.
+            cost: what decompositions and preconditioning cost; ``None`` is ``Flops()``.
+        """
+        cost = cost or Flops()
         return Work(
             sum(
-                cost.decompose(self.factors[factor], joint)
+                cost.decompose(self.factors[factor])
                 for factor, ranks in self.decomposers.items()
                 if rank in ranks
             ),
             sum(
-                cost.precondition(self.block[name], joint)
+                cost.precondition(self.block[name])
                 for name, ranks in self.workers.items()
                 if rank in ranks
             ),
         )
 
-    # What travels.
+    # What is sent.
 
     def numbers(self, op: Op) -> int:
-        """In one copy of what an op sends, without the KL clip's number; 0 if it sends nothing."""
+        """How many numbers are in one copy of what an op sends, without the KL clip's; 0 if it
+        sends nothing.
+
+        Arguments:
+            op: one of the plan's.
+        """
         match op:
             case Gather(name, int(piece)) | Return(name, int(piece)):
                 return self._numels[name][piece]
@@ -198,7 +179,11 @@ class Plan:
         return {block.name: [piece.numel for piece in block.pieces] for block in self.blocks}
 
     def number_bytes(self, op: Op) -> int:
-        """On the wire."""
+        """Bytes of one number of an op on the wire.
+
+        Arguments:
+            op: one of the plan's.
+        """
         match op:
             case Reduce():
                 return self.world.factor_bytes
@@ -208,7 +193,12 @@ class Plan:
                 return self.world.gradient_bytes
 
     def cut(self, ops: Iterable[AnyOp]) -> tuple[tuple[AnyOp, ...], ...]:
-        """The ops of one exchange each: one copy of all they send is at most ``bucket_bytes``."""
+        """The ops cut into buckets, each of which is one exchange: one copy of all that its ops
+        send is at most ``bucket_bytes``, unless a single op is larger.
+
+        Arguments:
+            ops: in the order of the plan, which is kept.
+        """
         cuts: list[list[AnyOp]] = []
         room = -1
         for op in ops:
@@ -239,7 +229,11 @@ class Plan:
 
     def messages(self, ops: Iterable[Op]) -> Iterator[Message]:
         """Everything that ops send from rank to rank, in the order of the ops, and of the ranks
-        within each of them. What an all-reduce sends is left to it."""
+        within each of them. What an all-reduce sends is left to it.
+
+        Arguments:
+            ops: some of the plan's, in its order.
+        """
         for op in ops:
             numel = self.numbers(op)
             match op:
@@ -256,51 +250,44 @@ class Plan:
                     pass
 
     def flows(self, ops: Iterable[Op]) -> Flows:
-        """The bytes of all messages by rank, without the millions of messages of a large world:
-        what goes to the same ranks, as many pieces do, is added up before they are looked at."""
-        sent, received, everyone = [0] * self.world_size, [0] * self.world_size, 0
-        arriving: dict[int, tuple[Ranks, int]] = {}
-        for op in ops:
-            each = self.number_bytes(op)
-            size = self.numbers(op) * each
-            match op:
-                case Gather(_, _, source, to) | Return(_, _, source, to) | Share(_, source, to):
-                    sent[source] += size * len(to)
-                    _, before = arriving.get(id(to), (to, 0))
-                    arriving[id(to)] = to, before + size
-                case Reduce(_, to) | ReduceGradient(_, to):
-                    everyone += size * len(to)
-                    for rank in to:
-                        sent[rank] -= size
-                        received[rank] += size * (self.world_size - 1)
-                case _:
-                    pass
-            if isinstance(op, Return):
-                sent[op.source] += each * len(self.clipped[op])
-                for rank in self.clipped[op]:
-                    received[rank] += each
-        for to, size in arriving.values():
-            for rank in to:
-                received[rank] += size
-        return Flows([own + everyone for own in sent], received)
+        """The bytes of all messages by rank, summed without listing the millions of messages of a
+        large world.
+
+        Arguments:
+            ops: some of the plan's, in its order; all-reduces count nothing here.
+        """
+        return flows_of(self, ops)
 
     def all_reduced(self, other_numbers: int = 0) -> int:
-        """Bytes of gradients that are added up by an all-reduce at every step; ``other_numbers``
-        are in gradients of no block, which a plan leaves alone unless they are local."""
+        """Bytes of gradients in the all-reduce of every step; 0 unless gradients are local.
+
+        Arguments:
+            other_numbers: how many numbers are in the gradients of parameters without a block,
+                which are summed as well where gradients are local.
+        """
         if not self.world.gradients_are_local or self.world_size == 1:
             return 0
         numbers = sum(self.numbers(op) for op in self.apply if isinstance(op, TotalGradients))
         return (numbers + other_numbers) * self.world.gradient_bytes
 
     def sent(self, rank: int, other_numbers: int = 0) -> Sent:
-        """``other_numbers`` as in `all_reduced`."""
+        """Bytes that a rank sends at an update, at a refresh of all factors, and at every step.
+
+        Arguments:
+            rank: from 0 to ``world_size - 1``.
+            other_numbers: how many numbers are in the gradients of parameters without a block.
+        """
         return self.sent_by_all(other_numbers)[rank]
 
     def sent_by_all(self, other_numbers: int = 0) -> list[Sent]:
-        """`sent` of every rank."""
+        """`sent` of every rank.
+
+        Arguments:
+            other_numbers: how many numbers are in the gradients of parameters without a block.
+        """
         reduced = 2 * (self.world_size - 1) * self.all_reduced(other_numbers) / self.world_size
         flows = zip(*(self.flows(ops).sent for ops in self._clocks), strict=True)
-        agreement = self._agreement(other_numbers)
+        agreement = agreement_of(self, other_numbers)
         return [Sent(u, r, apply + reduced, agreement) for u, r, apply in flows]
 
     @property
@@ -309,18 +296,6 @@ class Plan:
         local = self.world.gradients_are_local
         moved = any(not isinstance(op, Precondition) for op in self.apply)
         return self.world_size > 1 and (local or moved)
-
-    def _agreement(self, other_numbers: int) -> Agreement:
-        """Numbers of 8 bytes: per update 5 for all, of every block whether it has a gradient and
-        whether its statistics are finite, and of every factor its terms and, for a unit, its size;
-        per refresh who decomposed a factor and who failed; per step the samples, the blocks that
-        have a gradient, and whether gradients that nobody has whole are finite."""
-        blocks, factors = len(self.blocks), len(self.factors)
-        update = 5 + 2 * blocks + factors * (2 if self.world.units else 1)
-        apply = (1 + blocks) * self.travels
-        apply += self.world.sharded and (other_numbers > 0 or not self.travels)
-        each = 8 * 2 * (self.world_size - 1) / self.world_size
-        return Agreement(update * each, 2 * len(self.decomposers) * each, apply * each)
 
     @property
     def _clocks(self) -> tuple[Sequence[Op], ...]:
@@ -345,5 +320,10 @@ class Plan:
         return f"{self.table()}\n\n{self.by_rank()}"
 
     def draw(self, path: str | PathLike[str] | None = None) -> Figure:
-        """A picture of ranks and blocks, also written to ``path``."""
+        """A ``matplotlib`` figure: which rank does what for every block, and what it keeps.
+
+        Arguments:
+            path: file to write, whose ending says the format, such as ``plan.png``; ``None`` writes
+                none.
+        """
         return picture.draw(self, path)

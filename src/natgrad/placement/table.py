@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 
 def by_factor(plan: Plan) -> Table:
+    """Which ranks keep, decompose, hold and apply every factor.
+
+    Arguments:
+        plan: what is printed.
+    """
     size = plan.world_size
     rows = tuple(
         (
@@ -43,6 +48,11 @@ def by_factor(plan: Plan) -> Table:
 
 
 def by_rank(plan: Plan) -> Table:
+    """What every rank keeps, sends and computes.
+
+    Arguments:
+        plan: what is printed.
+    """
     rows, totals = [], []
     for rank, sent in enumerate(plan.sent_by_all()):
         kept, work = plan.memory(rank), plan.work(rank)
@@ -75,7 +85,12 @@ def by_rank(plan: Plan) -> Table:
 
 
 def ranks_text(ranks: Ranks, size: int) -> str:
-    """(0, 1, 2, 3) -> '0..3', (0, 4, 8, 12) -> '0,4..12', all of several -> 'all'."""
+    """(0, 1, 2, 3) -> '0..3', (0, 4, 8, 12) -> '0,4..12', all of several -> 'all'.
+
+    Arguments:
+        ranks: in increasing order.
+        size: number of all ranks: if ``ranks`` are all of several, the text is 'all'.
+    """
     if len(ranks) == size > 1:
         return "all"
     steps = {b - a for a, b in pairwise(ranks)}

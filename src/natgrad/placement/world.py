@@ -1,8 +1,11 @@
-"""How many ranks there are, what a number weighs on the wire, and how fast the machines are."""
+"""How many ranks there are, what a number weighs on the wire, and how fast the machines are.
+
+`World` is what decides the plan; `Cluster` is what prices it.
+"""
 
 from dataclasses import dataclass
 
-from natgrad.placement.checks import check_positive, check_whole
+from natgrad.checks import check_positive_fields, check_whole_fields
 from natgrad.specs import Ranks
 
 
@@ -10,11 +13,24 @@ from natgrad.specs import Ranks
 class World:
     """What a plan depends on besides the blocks.
 
-    ``gradients_are_local``: nobody else adds up the gradients of the ranks. The ``..._bytes`` of a
-    factor, an inverse and a gradient are those of one number on the wire, ``kept_...`` those of one
-    in memory. ``joint``: decompositions are eigendecompositions, otherwise inverses by Cholesky.
-    ``sharded``: some gradients are spread over the ranks, of blocks or not. ``units``: factors
-    travel as multiples of units that the ranks agree on."""
+    Arguments:
+        size: number of ranks, at least 1.
+        gradients_are_local: whether every rank has the gradient of its own data alone, so that
+            K-FAC sums them; false under DDP and FSDP, which do so.
+        update_every: steps from one update to the next, by which `Auto` weighs costs.
+        refresh_every: steps from one refresh to the next, by which costs are weighed and loads
+            balanced.
+        factor_bytes: bytes of one number of a factor on the wire.
+        inverse_bytes: bytes of one number of a decomposition on the wire.
+        gradient_bytes: bytes of one number of a gradient on the wire.
+        bucket_bytes: largest size of one exchange; an op that is larger is an exchange of its own.
+        kept_factor_bytes: bytes of one number of a running average in memory.
+        kept_inverse_bytes: bytes of one number of a decomposition in memory.
+        sharded: whether gradients of some parameters, with a block or without, are sharded over the
+            ranks.
+        units: whether factors are sent as multiples of a unit that the ranks agree on first, as the
+            narrow range of float16 requires.
+    """
 
     size: int
     gradients_are_local: bool = False
@@ -24,14 +40,13 @@ class World:
     inverse_bytes: int = 4
     gradient_bytes: int = 4
     bucket_bytes: int = 25 << 20
-    joint: bool = True
     kept_factor_bytes: int = 4
     kept_inverse_bytes: int = 4
     sharded: bool = False
     units: bool = False
 
     def __post_init__(self) -> None:
-        check_whole(
+        check_whole_fields(
             self,
             "size",
             "update_every",
@@ -51,11 +66,16 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Of one rank: operations and bytes a second, seconds until a message begins to arrive, and
-    bytes of ``memory`` for factors and inverses.
+    """The speed of one rank and of its link. The defaults are those of a data-centre GPU behind a
+    100 Gbit/s link; only their ratios decide which placement is the cheapest.
 
-    The defaults are those of a data-centre GPU behind a 100 Gbit/s link; only their ratios decide
-    which placement is the cheapest."""
+    Arguments:
+        flops: ``> 0``, operations per second of one rank.
+        bandwidth: ``> 0``, bytes per second of a rank's link, in each direction.
+        latency: ``> 0``, seconds until the first byte of an exchange arrives.
+        memory: bytes of a rank for factors and inverses, which only `Auto` looks at; ``None`` sets
+            no limit.
+    """
 
     flops: float = 1e13
     bandwidth: float = 1e10
@@ -63,6 +83,6 @@ class Cluster:
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        check_positive(self, "flops", "bandwidth", "latency")
+        check_positive_fields(self, "flops", "bandwidth", "latency")
         if self.memory is not None:
-            check_positive(self, "memory")
+            check_positive_fields(self, "memory")

@@ -1,18 +1,22 @@
 """Which entries of a layer's block are kept."""
 
-from natgrad.structures.base import Factor, Structure, Sum, Sums
+from natgrad.structures.base import Factor, Factors, Shape, Structure, Sum, Sums
 from natgrad.structures.diagonal import Diagonal
 from natgrad.structures.ekfac import EKFAC
 from natgrad.structures.full import Full
 from natgrad.structures.kronecker import Kronecker
+from natgrad.structures.per_sample import PerSample
 from natgrad.structures.unitwise import UnitWise
 
 __all__ = [
     "EKFAC",
     "Diagonal",
     "Factor",
+    "Factors",
     "Full",
     "Kronecker",
+    "PerSample",
+    "Shape",
     "Structure",
     "Sum",
     "Sums",

@@ -1,4 +1,8 @@
-"""Only the diagonal (O33): ``F = 1/N sum_n dW_n^2``."""
+"""Only the diagonal (Osawa 2019, sec. 5.4): ``F = 1/N sum_n dW_n^2``.
+
+``dW_n = sum_s g[n,s] a[n,s]^T`` is not written out where a sample has one position: there
+``dW_n^2 = g^2 (a^2)^T``, and the sum over samples is one matrix product.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.inverses import Parts
 from natgrad.layers import SharedInput
 from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.linalg.forms import DiagonalForm, Form
-from natgrad.structures.base import AnyLayer, Shape, Sums
-from natgrad.structures.persample import PerSample
+from natgrad.structures.base import AnyLayer, Factors, Shape, Sums
+from natgrad.structures.per_sample import PerSample
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Diagonal(PerSample):
         return (_gradients(one) + _gradients(two),)  # an embedding and its tied head
 
     def absorb(
-        self, role: str, summary: tuple[Tensor, ...], sums: Sums, parts: dict[str, Parts]
+        self, role: str, summary: tuple[Tensor, ...], sums: Sums, decomposed: Factors
     ) -> None:
         if "F" not in sums:
             return
@@ -56,7 +59,7 @@ class Diagonal(PerSample):
             total.kept += (g.mT @ a).flatten()
             total.count += a.shape[1]
         else:
-            super().absorb(role, (_gradients(summary),), sums, parts)
+            super().absorb(role, (_gradients(summary),), sums, decomposed)
 
 
 def _gradients(summary: tuple[Tensor, ...]) -> Tensor:

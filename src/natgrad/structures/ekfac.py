@@ -4,26 +4,27 @@
 diagonals in that basis the nearest to the block, where K-FAC has the product of the eigenvalues.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from natgrad.inverses import Inverse, Parts, floored
+from natgrad.inverses import Basis, Decomposed, DecomposedFactor, Diagonalization, Inverse
+from natgrad.inverses.base import no_basis
 from natgrad.layers import SharedInput
 from natgrad.linalg.forms import DiagonalForm, Form
 from natgrad.linalg.symmetric import Rotated, Symmetric
-from natgrad.structures.base import AnyLayer, Cache, Factor, Shape, Structure, Sums
-from natgrad.structures.kronecker import Kronecker, expand, filtered, merge_transposed
+from natgrad.structures.base import AnyLayer, Factor, Factors, Shape, Structure, Sums
+from natgrad.structures.kronecker import Kronecker, expand, merge_transposed
 
 
 @dataclass(frozen=True)
 class EKFAC(Structure):
     """The factors are those of ``Kronecker()``; the basis is that of the last refresh.
 
-    Until a batch has been seen in a new basis the eigenvalues' product stands in for ``S``; later
+    ``S`` is the product of the eigenvalues until a batch has been seen in the first basis; later
     refreshes carry ``S`` over to the new basis.
     """
 
@@ -36,6 +37,13 @@ class EKFAC(Structure):
         groups, rows, cols = layers[0].shape
         kept["S"] = Factor(DiagonalForm(rows * cols, batch=groups), of_gradients=True)
         return kept
+
+    def fits(self, layer: AnyLayer) -> bool:
+        return isinstance(layer, SharedInput)
+
+    def check(self, inverse: Inverse) -> None:
+        if not isinstance(inverse, Diagonalization):
+            raise no_basis(inverse)
 
     def add(self, layer: AnyLayer, x: Any, g: Tensor, sums: Sums) -> None:
         expand(layer, x, g, sums)
@@ -50,13 +58,14 @@ class EKFAC(Structure):
         return tuple(torch.cat([a, b], 2) for a, b in zip(one, two, strict=True))  # more positions
 
     def absorb(
-        self, role: str, summary: tuple[Tensor, ...], sums: Sums, parts: dict[str, Parts]
+        self, role: str, summary: tuple[Tensor, ...], sums: Sums, decomposed: Factors
     ) -> None:
-        if "S" not in sums or "A" not in parts or "G" not in parts:
+        if "S" not in sums or not {"A", "G"} <= set(decomposed):
             return
+        bases = [_basis(decomposed[name]) for name in ("A", "G")]
         a, g = (
-            _rotate(parts[name][0], t.to(parts[name][1].dtype))
-            for name, t in zip("AG", summary, strict=True)
+            basis.coordinates(t.to(basis.values.dtype))
+            for basis, t in zip(bases, summary, strict=True)
         )
         if a.shape[2] == 1:  # one position: the square of a product is the product of squares
             total = torch.einsum("bnsr,bnsc->brc", g.square(), a.square())
@@ -65,69 +74,63 @@ class EKFAC(Structure):
         sums["S"].kept += total.flatten()
         sums["S"].count += 1
 
-    def decomposed(self, kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[str, Tensor]:
-        return merge_transposed({n: t for n, t in kept.items() if n != "S"}, forms)
+    def matrices(self, kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[str, Tensor]:
+        return merge_transposed(super().matrices(kept, forms), forms)
 
-    def follow(
-        self, kept: dict[str, Tensor], old: dict[str, Parts], new: dict[str, Parts]
-    ) -> dict[str, Tensor]:
-        if "S" in kept and "S" in old:
+    def follow(self, kept: dict[str, Tensor], old: Factors, new: Factors) -> dict[str, Tensor]:
+        """``S`` is the product of the eigenvalues until a batch has been seen."""
+        if not {"A", "G"} <= set(new):
+            return {}
+        if "S" in kept and {"A", "G"} <= set(old):
             return {"S": carry_over(kept["S"], old, new)}
-        return {"S": product_of_eigenvalues(new)}
+        la, lg = (_basis(new[name]).values for name in ("A", "G"))
+        return {"S": (lg.unsqueeze(2) * la.unsqueeze(1)).flatten(1)}
 
     def dampings(
         self, kept: dict[str, Tensor], forms: dict[str, Form], damping: float
     ) -> dict[str, Tensor]:
         return Kronecker().dampings(kept, forms, damping)
 
-    def precondition(
-        self, parts: dict[str, Parts], inverse: Inverse, m: Tensor, damping: float, cache: Cache
-    ) -> Tensor:
-        ra, rg, s = parts["A"][0], parts["G"][0], parts["S"][0].view(m.shape)
-        if cache.get("damping") != damping:
-            scale = floored(s + damping, s.flatten(1).amax(1)).reciprocal_()
-            cache.update(damping=damping, scale=scale)
-        return filtered(rg, ra, m, cache["scale"])
-
-    def multiply(
-        self, parts: dict[str, Parts], inverse: Inverse, m: Tensor, damping: float
-    ) -> Tensor:
-        return filtered(parts["G"][0], parts["A"][0], m, parts["S"][0].view(m.shape))
+    def assemble(self, decomposed: Factors, in_basis: Mapping[str, Tensor]) -> Decomposed:
+        g, a = decomposed["G"], decomposed["A"]
+        return g.inverse.rotated(g, a, in_basis["S"])
 
     def matrix(
-        self,
-        kept: dict[str, Tensor],
-        forms: dict[str, Form],
-        shape: Shape,
-        parts: dict[str, Parts] | None = None,
+        self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape, decomposed: Factors
     ) -> Symmetric:
-        """Without ``parts`` in the eigenbasis of the kept factors, with ``S`` taken as it is."""
-        if parts is None:
-            merged = self.decomposed(kept, forms)
-            g, a = (_vectors(forms[name], merged[name]) for name in ("G", "A"))
+        """With ``S`` taken as it is."""
+        if decomposed:
+            bases = [_basis(decomposed[name]) for name in ("G", "A")]
+            g, a = (None if basis.is_identity else basis.rows.mT for basis in bases)
         else:
-            g, a = (rows.mT if (rows := parts[n][0]).numel() else None for n in ("G", "A"))
+            merged = self.matrices(kept, forms)
+            g, a = (_vectors(forms[name], merged[name]) for name in ("G", "A"))
         return Rotated(g, a, kept["S"].view(shape))
 
 
-def product_of_eigenvalues(parts: dict[str, Parts]) -> Tensor:
-    """What stands in for ``S [batch, rows * cols]``."""
-    (_, la), (_, lg) = parts["A"], parts["G"]
-    return (lg.unsqueeze(2) * la.unsqueeze(1)).flatten(1)
-
-
-def carry_over(s: Tensor, old: dict[str, Parts], new: dict[str, Parts]) -> Tensor:
+def carry_over(s: Tensor, old: Factors, new: Factors) -> Tensor:
     """``S [batch, rows * cols]`` in the new basis: ``R_G^2 S (R_A^T)^2``, ``R = Q_new^T Q_old``.
 
     Exact where coefficients in the old basis are uncorrelated, which is what EKFAC assumes anyway.
+
+    Arguments:
+        s: ``[batch, rows * cols]``, or flat.
+        old: the factors whose eigenbasis it is in.
+        new: those whose eigenbasis it is brought to.
     """
-    (ra, la), (rg, lg) = new["A"], new["G"]
-    m = s.view(len(lg), lg.shape[1], la.shape[1])
-    if rg.numel():
-        m = (rg @ old["G"][0].mT).square() @ m
-    if ra.numel():
-        m = m @ (old["A"][0] @ ra.mT).square()
-    return m.reshape(len(lg), -1)
+    a, g = _basis(new["A"]), _basis(new["G"])
+    m = s.view(len(g.values), g.values.shape[1], a.values.shape[1])
+    if not g.is_identity:
+        m = (g.rows @ _basis(old["G"]).rows.mT).square() @ m
+    if not a.is_identity:
+        m = m @ (_basis(old["A"]).rows @ a.rows.mT).square()
+    return m.reshape(len(g.values), -1)
+
+
+def _basis(factor: DecomposedFactor) -> Basis:
+    if not isinstance(factor.inverse, Diagonalization):
+        raise no_basis(factor.inverse)
+    return factor.inverse.basis_of(factor)
 
 
 def _vectors(form: Form, kept: Tensor) -> Tensor | None:
@@ -136,8 +139,3 @@ def _vectors(form: Form, kept: Tensor) -> Tensor | None:
         return None
     vectors: Tensor = torch.linalg.eigh(form.dense(kept))[1]
     return vectors
-
-
-def _rotate(rows: Tensor, t: Tensor) -> Tensor:
-    """``t [b, n, s, d] @ rows^T``, or ``t`` itself in the basis of a diagonal factor."""
-    return t if rows.numel() == 0 else t @ rows.mT.unsqueeze(1)

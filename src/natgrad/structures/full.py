@@ -1,4 +1,8 @@
-"""The whole block of a layer (O2): ``F = 1/N sum_n vec(dW_n) vec(dW_n)^T``."""
+"""The whole block of a layer (Osawa 2019, eq. 4): ``F = 1/N sum_n vec(dW_n) vec(dW_n)^T``.
+
+``P^2`` numbers for a layer of ``P`` parameters, and ``P^3`` operations to decompose them. It is for
+small layers, and for judging what the other structures leave out.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +11,17 @@ from math import prod
 from natgrad.errors import CoverageError
 from natgrad.linalg.forms import Form, Triangle
 from natgrad.structures.base import AnyLayer, Factor, Shape, plain
-from natgrad.structures.persample import PerSample
+from natgrad.structures.per_sample import PerSample
 
 
 @dataclass(frozen=True)
 class Full(PerSample):
-    """Nothing is left out within a layer. For small layers: ``limit`` is the largest number of its
-    parameters, as the block has the square of it and its decomposition takes the cube."""
+    """Nothing is left out within a layer. For small layers.
+
+    Arguments:
+        limit: largest number of parameters of a layer, above which making the block raises
+            `CoverageError`: its matrix has the square of it, and a decomposition takes the cube.
+    """
 
     limit: int = 8192
 

@@ -1,40 +1,52 @@
-"""``F = G x A`` per layer (O3): inputs and output gradients are averaged apart.
+"""``F = G x A`` per layer (Osawa 2019, eq. 5): inputs and output gradients are averaged apart.
+
+The block is ``1/N sum_n vec(dW_n) vec(dW_n)^T`` with ``dW_n = sum_s g[n,s] a[n,s]^T``. Taking ``a``
+and ``g`` as independent makes it a product of ``A [cols, cols]`` and ``G [rows, rows]`` (Martens &
+Grosse 2015). What positions ``s`` are is a choice (Eschenhagen et al. 2023):
 
 expand:  ``A = 1/(N S) sum_{n,s} a a^T``,          ``G = 1/N sum_{n,s} g g^T``
 reduce:  ``A = 1/N sum_n mean_s(a) mean_s(a)^T``,  ``G = 1/N sum_n sum_s(g) sum_s(g)^T``
+
+Both count positions once, so that ``G x A`` has the scale of the block itself.
+
+A tied embedding and head see ``W`` from two sides. Both pairs of factors are kept (At and Gt are
+the head's), and merged into one product before the decomposition (`merge_transposed`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from natgrad.errors import CoverageError, SettingError
-from natgrad.inverses import Inverse, Parts, floored
+from natgrad.errors import SettingError
+from natgrad.inverses import Decomposed
 from natgrad.layers import SharedInput
 from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.linalg.forms import Form, Triangle
-from natgrad.linalg.products import two_sided
 from natgrad.linalg.symmetric import KroneckerProduct, Symmetric
-from natgrad.linalg.workspace import workspace
 from natgrad.structures.base import (
     AnyLayer,
-    Cache,
     Factor,
+    Factors,
     Shape,
     Structure,
     Sums,
     add_vectors,
-    plain,
+    no_shared_input,
 )
 
 
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    """``sharing`` says what positions (tokens, pixels) of one sample are: ``"expand"`` takes them
-    as independent, ``"reduce"`` as terms of one sum. Both are exact in their own linear setting."""
+    """``F = G x A``, the second moments of output gradients and of inputs.
+
+    Arguments:
+        sharing: what the positions (tokens, pixels) of one sample are: ``"expand"`` takes them as
+            independent samples, ``"reduce"`` as terms of one sum. Both are exact in their own
+            linear setting (Eschenhagen et al. 2023).
+    """
 
     sharing: Literal["expand", "reduce"] = "expand"
     needs: ClassVar[tuple[str, ...]] = ("A", "G")
@@ -53,19 +65,23 @@ class Kronecker(Structure):
     def factors(self, layers: Sequence[AnyLayer]) -> dict[str, Factor]:
         primary = layers[0]
         if not isinstance(primary, SharedInput):
-            raise CoverageError(
-                f"Kronecker factors need an input shared by all output units, which "
-                f"{plain(primary)} does not have. Use UnitWise() for it."
-            )
+            raise no_shared_input(primary)
         a, g = primary.input_form(), primary.gradient_form()
         if self.sharing == "reduce" and not a.diagonal:
             a = Triangle(a.dim, a.batch)  # means of positions have no lags
-        kept = {"A": Factor(a, of_gradients=False), "G": Factor(g, of_gradients=True)}
+        # Means of positions need to know the samples, which a layer's own gradient says.
+        kept = {
+            "A": Factor(a, of_gradients=False, of_inputs=self.sharing == "expand"),
+            "G": Factor(g, of_gradients=True),
+        }
         if any(isinstance(layer, TiedHead) for layer in layers):
             # A transposed use has its gradients where A is and its inputs where G is.
             kept["At"] = Factor(a, of_gradients=True)
-            kept["Gt"] = Factor(g, of_gradients=False)
+            kept["Gt"] = Factor(g, of_gradients=False, of_inputs=self.sharing == "expand")
         return kept
+
+    def fits(self, layer: AnyLayer) -> bool:
+        return isinstance(layer, SharedInput)
 
     def add(self, layer: AnyLayer, x: Any, g: Tensor, sums: Sums) -> None:
         if self.sharing == "expand":
@@ -90,7 +106,7 @@ class Kronecker(Structure):
         return "t" if self.sharing == "reduce" and isinstance(layer, TiedHead) else ""
 
     def absorb(
-        self, role: str, summary: tuple[Tensor, ...], sums: Sums, parts: dict[str, Parts]
+        self, role: str, summary: tuple[Tensor, ...], sums: Sums, decomposed: Factors
     ) -> None:
         a, g, positions = summary
         means, totals = a / positions.clamp(min=1), g  # a sample may have no position at all
@@ -99,13 +115,13 @@ class Kronecker(Structure):
             if name in sums:
                 add_vectors(sums[name], rows)
 
-    def decomposed(self, kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[str, Tensor]:
+    def matrices(self, kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[str, Tensor]:
         return merge_transposed(kept, forms)
 
     def dampings(
         self, kept: dict[str, Tensor], forms: dict[str, Form], damping: float
     ) -> dict[str, Tensor]:
-        """``pi sqrt(damping)`` for A and ``sqrt(damping) / pi`` for G (O15), with
+        """``pi sqrt(damping)`` for A, ``sqrt(damping) / pi`` for G (Martens & Grosse 2015), with
         ``pi^2 = (tr A / dim A) / (tr G / dim G)``: the result does not depend on how the scale of
         the block is split between the two."""
         a, g = (forms[n].trace(kept[n]) / forms[n].dim for n in ("A", "G"))
@@ -113,61 +129,25 @@ class Kronecker(Structure):
         root, pi = damping**0.5, ratio.sqrt()
         return {"A": root * pi, "G": root / pi}
 
-    def precondition(
-        self, parts: dict[str, Parts], inverse: Inverse, m: Tensor, damping: float, cache: Cache
-    ) -> Tensor:
-        if not inverse.joint:
-            (a,), (g,) = parts["A"], parts["G"]
-            return apply_inverses(g, m, a)
-        return filtered(parts["G"][0], parts["A"][0], m, _scale(parts, damping, cache))
-
-    def precondition_outer(
-        self, parts: dict[str, Parts], g: Tensor, a: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Of the gradient ``g^T a`` with ``g [k, rows]``, ``a [k, cols]``: ``left [k, rows]`` and
-        ``right [k, cols]`` with ``left^T right`` the preconditioned gradient.
-
-        ``a`` may have a column less: a constant 1 is then the last one. Only for inverses of each
-        factor: a joint damping would need the product.
-        """
-        (inverse_a,), (inverse_g,) = parts["A"], parts["G"]
-        if a.shape[1] == inverse_a.shape[1]:
-            return g @ inverse_g[0], a @ inverse_a[0]
-        return g @ inverse_g[0], torch.addmm(inverse_a[0, -1], a, inverse_a[0, :-1])
-
-    def multiply(
-        self, parts: dict[str, Parts], inverse: Inverse, m: Tensor, damping: float
-    ) -> Tensor:
-        if not inverse.joint:
-            half = inverse.multiply(parts["G"], m, damping)
-            return inverse.multiply(parts["A"], half.mT.contiguous(), damping).mT
-        (ra, la), (rg, lg) = parts["A"], parts["G"]
-        return filtered(rg, ra, m, lg.unsqueeze(2) * la.unsqueeze(1))
+    def assemble(self, decomposed: Factors, in_basis: Mapping[str, Tensor]) -> Decomposed:
+        return decomposed["G"].inverse.kronecker(decomposed["G"], decomposed["A"])
 
     def matrix(
-        self,
-        kept: dict[str, Tensor],
-        forms: dict[str, Form],
-        shape: Shape,
-        parts: dict[str, Parts] | None = None,
+        self, kept: dict[str, Tensor], forms: dict[str, Form], shape: Shape, decomposed: Factors
     ) -> Symmetric:
-        merged = self.decomposed(kept, forms)
+        merged = self.matrices(kept, forms)
         return KroneckerProduct(*(forms[name].entries(merged[name]) for name in ("G", "A")))
 
 
-def _scale(parts: dict[str, Parts], damping: float, cache: Cache) -> Tensor:
-    """``1 / (l_G l_A + damping)``, ``[b, rows, cols]``."""
-    if cache.get("damping") != damping:
-        (_, la), (_, lg) = parts["A"], parts["G"]
-        values = lg.unsqueeze(2) * la.unsqueeze(1)
-        largest = lg.amax(1) * la.amax(1)
-        cache.update(damping=damping, scale=floored(values + damping, largest).reciprocal_())
-    scale: Tensor = cache["scale"]
-    return scale
-
-
 def expand(layer: AnyLayer, x: Any, g: Tensor, sums: Sums) -> None:
-    """Every position of every call counts by itself."""
+    """Add inputs and gradients where every position of every call counts by itself.
+
+    Arguments:
+        layer: the one that was called.
+        x: what it kept of its input.
+        g: the gradient of its output, samples in front.
+        sums: those to add to, by the name of the factor; may hold some of the factors only.
+    """
     assert isinstance(layer, SharedInput)
     if isinstance(layer, TiedHead):
         if "At" in sums:
@@ -189,6 +169,10 @@ def merge_transposed(kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[st
 
     ``A1 x G1 + A2 x G2`` is brought to one Kronecker product after scaling both pairs to
     ``tr A1 = tr A2``, which keeps the trace of the sum: ``(A1 + A2)/2 x (G1 + G2)``.
+
+    Arguments:
+        kept: factors as buffers, by name; without ``"At"`` they are returned as they are.
+        forms: of all factors, by name.
     """
     if "At" not in kept:
         return kept
@@ -197,27 +181,3 @@ def merge_transposed(kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[st
     own, other = forms["A"].trace(kept["A"]).sum(), forms["A"].trace(kept["At"]).sum()
     scale = torch.where(own * other > 0, own / other, torch.ones_like(own))
     return {"A": (kept["A"] + kept["At"] * scale) / 2, "G": kept["G"] + kept["Gt"] / scale}
-
-
-def filtered(rows_g: Tensor, rows_a: Tensor, m: Tensor, scale: Tensor) -> Tensor:
-    """``Q_G ((Q_G^T m Q_A) * scale) Q_A^T`` for ``m [b, r, c]``; ``rows`` are ``Q^T``."""
-    space = workspace("rotated", (m.numel(),), m).view(m.shape)
-    rotated = two_sided(rows_g, m, _transposed(rows_a), space).mul_(scale)
-    return two_sided(_transposed(rows_g), rotated, rows_a, torch.empty_like(m))
-
-
-def apply_inverses(g: Tensor, m: Tensor, a: Tensor) -> Tensor:
-    """``g m a`` with inverses that are dense ``[b, d, d]`` or diagonal ``[b, d]``."""
-    empty = m.new_empty(0)
-    left = empty if g.ndim == 2 else g
-    right = empty if a.ndim == 2 else a
-    out = two_sided(left, m, right, torch.empty_like(m))
-    if g.ndim == 2:
-        out *= g.unsqueeze(2)
-    if a.ndim == 2:
-        out *= a.unsqueeze(1)
-    return out
-
-
-def _transposed(rows: Tensor) -> Tensor:
-    return rows.mT if rows.ndim == 3 else rows

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from natgrad import KFAC, CommOpt
-from natgrad.cli.networks import find
-from natgrad.cli.options import Layout
+from natgrad.cli.options import Layout, network
 from natgrad.cli.plan import spread
 from natgrad.tables import bytes_text
 
-SHARED = "unit.cli.built:Shared"
+SHARED = "unit.cli.nets:Shared"
 STEPS, BUCKET = 3, 256
 COMMAND = (
     *("bench", "--network", SHARED, "--sample", "5", "--ranks", "2", "--placement", "comm"),
@@ -23,7 +22,7 @@ COMMAND = (
 @pytest.fixture(scope="module")
 def plan():
     """What the ranks of COMMAND agree on, in buckets as small as theirs."""
-    blocks, world = spread(KFAC(find(SHARED).shapes(), kl_clip=None), 2, Layout.DDP)
+    blocks, world = spread(KFAC(network(SHARED).without_weights(), kl_clip=None), 2, Layout.DDP)
     return CommOpt()(blocks, replace(world, bucket_bytes=BUCKET))
 
 
@@ -43,20 +42,20 @@ def test_reductions_run_under_the_backward_pass(natgrad, tmp_path, plan):
                 spans[event["name"]].append((event["ts"], event["ts"] + event["dur"]))
         backward = sorted(spans["backward"])
         assert len(backward) == len(spans["step"]) == len(spans["kfac.step"]) == STEPS
-        flights = intervals(mine)
-        factors = [flight for flight in flights if flight["name"] == "factors"]
+        messages = intervals(mine)
+        factors = [message for message in messages if message["name"] == "factors"]
         assert len(plan.buckets) > 2
         assert len(factors) == STEPS * len(plan.buckets)
         # All leave inside of a backward pass, as every bucket ends with some layer's gradient.
-        for flight in factors:
-            inside = [span for span in backward if span[0] < flight["begin"] < span[1]]
+        for message in factors:
+            inside = [span for span in backward if span[0] < message["begin"] < span[1]]
             assert len(inside) == 1
-            assert min(flight["end"], inside[0][1]) > flight["begin"]  # seen to overlap
-            assert (flight["args"]["purpose"], flight["args"]["kind"]) == ("factors", "exchange")
+            assert min(message["end"], inside[0][1]) > message["begin"]  # seen to overlap
+            assert (message["args"]["purpose"], message["args"]["kind"]) == ("factors", "exchange")
         # The bytes are all those that the plan knows of.
         sent = plan.sent(rank)
-        assert sum(flight["args"]["bytes"] for flight in factors) == STEPS * sent.factors > 0
-        other = sum(f["args"]["bytes"] for f in flights if f["name"] == "inverses")
+        assert sum(message["args"]["bytes"] for message in factors) == STEPS * sent.factors > 0
+        other = sum(f["args"]["bytes"] for f in messages if f["name"] == "inverses")
         assert other == sent.inverses > 0
         # Launches and waits are calls of the main thread.
         launches = spans["launch factors"]
@@ -78,12 +77,12 @@ def intervals(events):
     found = defaultdict(dict)
     for event in events:
         if event["ph"] in "be":
-            assert event["cat"] == "in flight"
+            assert event["cat"] == "in message"
             which = {"b": "begin", "e": "end"}[event["ph"]]
             assert which not in found[event["id"]]
             found[event["id"]] |= {which: event["ts"], "name": event["name"], "args": event["args"]}
-    assert all({"begin", "end"} <= flight.keys() for flight in found.values())
-    assert all(flight["begin"] < flight["end"] for flight in found.values())
+    assert all({"begin", "end"} <= message.keys() for message in found.values())
+    assert all(message["begin"] < message["end"] for message in found.values())
     return list(found.values())
 
 
@@ -129,7 +128,7 @@ def test_other_layouts(natgrad, layout, ranks):
         *("--steps", "1", "--batch", "4", "--placement", "mem", "--inverse", "cholesky"),
     )
     assert said.code == 0, said.err
-    assert "unit.cli.built:Shared, MemOpt(): seconds a step" in said.out
+    assert "unit.cli.nets:Shared, MemOpt(): seconds a step" in said.out
     assert ("Messages of K-FAC" in said.out) == (ranks != "1")
 
 

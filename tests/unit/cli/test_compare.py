@@ -9,11 +9,12 @@ from importlib import import_module
 
 import pytest
 
-from natgrad.train import Settings
-from natgrad.train.comparison import CONTENDERS, Comparison, attempt, contender
-from natgrad.train.comparison.question import read
-from natgrad.train.training import Training
-from unit.train import runs
+from natgrad.lab.compare import CONTENDERS, Comparison, trial
+from natgrad.lab.compare.setup import read
+from natgrad.lab.schemes import optimizers_by_name
+from natgrad.lab.train import Settings
+from natgrad.lab.train.training import Training
+from unit.lab.train import digit_runs as runs
 
 TASK = ("--preset", "digits-cnn", "--width", "2", "--steps", "4", "--batch-size", "32")
 FEW = ("--trials", "1", "--seeds", "1", "--checkpoint-every", "4")
@@ -23,7 +24,7 @@ TINY = (*TASK, *FEW, "--optimizers", "sgd,kfac")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     import_module("natgrad.cli.main")  # what is imported with made-up digits is forgotten again
-    monkeypatch.setattr(attempt.gc, "collect", lambda: 0)
+    monkeypatch.setattr(trial.gc, "collect", lambda: 0)
     with runs.made_up_digits():
         yield
 
@@ -40,7 +41,7 @@ def test_help(natgrad, monkeypatch):
 
 
 def test_optimizers_are_listed(natgrad, monkeypatch):
-    monkeypatch.setattr(contender, "find_spec", lambda name: None)
+    monkeypatch.setattr(optimizers_by_name, "find_spec", lambda name: None)
     said = natgrad("compare", "--list", "--preset", "gpt-shakespeare")
     assert said.code == 0
     rows = {line.split()[0]: line for line in said.out.splitlines() if line.startswith("  ")}
@@ -159,7 +160,8 @@ def test_a_schedule_of_steps_gives_way_to_another(natgrad, monkeypatch, tmp_path
         (
             (*TASK, "--out", "x", "--optimizers", "sgd,adam"),
             "There is no optimizer 'adam': name some of sgd, adamw, muon, soap, shampoo, lamb, "
-            "kfac, kfac-adamw, preset, with commas.",
+            "kfac, kfac-adamw, preset, with commas, or your own as module:function; kfac- before "
+            "the name of an optimizer puts K-FAC in front of it.",
         ),
         (
             (*TASK, "--out", "x", "--optimizers", ","),
@@ -199,7 +201,7 @@ def test_a_schedule_of_steps_gives_way_to_another(natgrad, monkeypatch, tmp_path
         (("--preset", "digits", "--out", "x"), "There is no preset 'digits': name one of digits-"),
         (
             ("--preset", "digits-cnn", "--network", "resnet20", "--out", "x"),
-            "network resnet20 takes images of 3 channels but those of digits have 1: name another",
+            "network resnet20 takes images of 3 channels but those of the data have 1: name ",
         ),
     ],
 )

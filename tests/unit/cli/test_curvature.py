@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from natgrad import EmpiricalFisher, Kronecker, MonteCarloFisher, fisher, ggn, hessian, measures
-from natgrad.cli import measured
+from natgrad.cli import measure_tables
 from natgrad.cli.main import app
+from natgrad.lab.report import quality
 from natgrad.operators import Problem
-from natgrad.report import quality
-from unit.cli import curved
+from unit.cli import problem as curved
 
-NET, DATA = "unit.cli.curved:net", "unit.cli.curved:separable"
+NET, DATA = "unit.cli.problem:net", "unit.cli.problem:separable"
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_all_measures_have_a_line(natgrad):
 
 
 def test_a_hessian_is_made_once(natgrad, monkeypatch):
-    monkeypatch.setattr(measured, "hessian", pytest.fail)
+    monkeypatch.setattr(measure_tables, "hessian", pytest.fail)
     run(natgrad, NET, DATA, "--matrix", "hessian", "--measures", "noise,sharpness")
     run(natgrad, NET, DATA, "--matrix", "ggn", "--measures", "fisher-rao")  # which needs none
 
@@ -165,9 +165,9 @@ def test_a_measure_that_does_not_exist_here_says_why(natgrad):
 
 
 def test_large_models_are_estimated(natgrad, monkeypatch):
-    for module in ("written", "matrices"):
-        monkeypatch.setattr(f"natgrad.report.{module}.SMALL", 10)
-    monkeypatch.setattr(measured, "SMALL", 10)
+    for module in ("dense_cache", "matrix_tables"):
+        monkeypatch.setattr(f"natgrad.lab.report.{module}.SMALL", 10)
+    monkeypatch.setattr(measure_tables, "SMALL", 10)
     said = run(natgrad, NET, DATA, "--matrix", "hessian", "--measures", "noise,tic")
     assert "±" in rows(said.out, "\nMatrices")[0][2]
     lines = {cells[0]: cells[1:] for cells in rows(said.out, "\nMeasures")}
@@ -247,19 +247,19 @@ def test_losses_without_classes(natgrad, loss):
 
 
 def test_a_model_without_known_layers(natgrad):
-    said = run(natgrad, "unit.cli.curved:bare", DATA, "--matrix", "hessian,ggn")
+    said = run(natgrad, "unit.cli.problem:bare", DATA, "--matrix", "hessian,ggn")
     assert [cells[0] for cells in rows(said.out, "\nLayers")] == ["scale", "shift"]
-    said = run(natgrad, "unit.cli.curved:bare", DATA, "--structure", "kronecker", code=2)
+    said = run(natgrad, "unit.cli.problem:bare", DATA, "--structure", "kronecker", code=2)
     assert len(said.err.strip().splitlines()) == 1
 
 
 def test_a_model_in_training_mode_is_evaluated(natgrad):
-    said = run(natgrad, "unit.cli.curved:scaled", DATA, "--matrix", "ggn")
+    said = run(natgrad, "unit.cli.problem:scaled", DATA, "--matrix", "ggn")
     assert "BatchNorm1d" in said.out
 
 
 def test_a_loss_of_one_s_own(natgrad):
-    own = run(natgrad, NET, DATA, "--loss", "unit.cli.curved:mean_loss", "--matrix", "hessian")
+    own = run(natgrad, NET, DATA, "--loss", "unit.cli.problem:mean_loss", "--matrix", "hessian")
     known = run(natgrad, NET, DATA, "--matrix", "hessian")
     assert rows(own.out, "\nMatrices")[0][2:4] == rows(known.out, "\nMatrices")[0][2:4]
     assert "accuracy" not in own.out
@@ -276,7 +276,7 @@ def test_the_seed_is_that_of_the_weights(natgrad):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("nothing", "digits"), "There is no network 'nothing': name one of resnet18, "),
+        (("nothing", "digits"), "There is no network 'nothing': name one of convnet, mlp, "),
         ((NET, "nothing"), "There are no data 'nothing': name digits, random, a file that ends "),
         ((NET, DATA, "--loss", "hinge"), "There is no loss 'hinge': name one of cross-entropy, "),
         ((NET, DATA, "--matrix", "ntk"), "--matrix has 'ntk': name some of hessian, ggn, fisher, "),
@@ -286,13 +286,13 @@ def test_the_seed_is_that_of_the_weights(natgrad):
         ((NET, "random"), f"Network '{NET}' does not say what its inputs are: pass the shape "),
         ((NET, "random", "--sample", "x"), "--sample is 'x', which is no shape: write the "),
         (
-            (NET, DATA, "--loss", "unit.cli.curved:total_loss"),
+            (NET, DATA, "--loss", "unit.cli.problem:total_loss"),
             "The loss of ",
         ),
-        ((NET, "unit.cli.curved:empty"), "data is empty, so there is nothing to average over: "),
+        ((NET, "unit.cli.problem:empty"), "data is empty, so there is nothing to average over: "),
         (
-            (NET, "unit.cli.curved:failing"),
-            "DATA 'unit.cli.curved:failing' could not be made (OSError: the disk is gone): name a ",
+            (NET, "unit.cli.problem:failing"),
+            "DATA 'unit.cli.problem:failing' could not be made (OSError: the disk is gone): name ",
         ),
         (
             (NET, DATA, "--quality", "--target-accuracy", "1.5"),
@@ -303,7 +303,7 @@ def test_the_seed_is_that_of_the_weights(natgrad):
             "--target-accuracy is 0 but the model is at ",
         ),
         (
-            (NET, DATA, "--quality", "--loss", "unit.cli.curved:mean_loss"),
+            (NET, DATA, "--quality", "--loss", "unit.cli.problem:mean_loss"),
             "--quality trains to an accuracy but OwnLoss has none: pass --loss cross-entropy, or ",
         ),
         ((NET, DATA, "--quality", "--damping", "0"), "damping is 0.0 but must be above 0, as "),
@@ -360,7 +360,7 @@ def test_help_fits_a_screen_and_has_an_example():
         *("--target-accuracy", "--draws", "--sample", "--double", "--parameters"),
     ):
         assert option in said.output
-    for word in (*measured.NAMES, "kronecker-reduce", "empirical", "module:function"):
+    for word in (*measure_tables.NAMES, "kronecker-reduce", "empirical", "module:function"):
         assert word in said.output
 
 
@@ -378,6 +378,7 @@ def test_progress_is_shown_on_standard_error(natgrad, monkeypatch):
     assert "Looking at the model" not in said.out
 
 
+@pytest.mark.slow
 def test_as_a_process():
     """Which says nothing of its progress to what is no terminal."""
     command = [sys.executable, "-m", "natgrad", "curvature", "small-mlp", "digits"]

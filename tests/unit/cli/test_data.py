@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from natgrad.data import places as module
-from natgrad.data.sources import Remote, Source
-from unit.cli.test_progress import terminal
-from unit.data.serving import serving
+from natgrad.lab.data import locations as module
+from natgrad.lab.data.sources import Remote, Source
+from unit.cli.test_terminal import in_terminal
+from unit.lab.data.misbehaving_server import serving
 
-__all__ = ["terminal"]
+__all__ = ["in_terminal"]
 
-get = importlib.import_module("natgrad.data.get")
-download = importlib.import_module("natgrad.data.download")
+get = importlib.import_module("natgrad.lab.data.get")
+download = importlib.import_module("natgrad.lab.data.download")
 TEXT = b"some text\n" * 50_000
 
 
@@ -54,8 +54,8 @@ def test_from_and_to(natgrad, server, tmp_path):
     assert (tmp_path / "own/text/notes.txt").read_bytes() == TEXT
 
 
-def test_progress_in_a_terminal(natgrad, server, terminal):
-    seen = terminal()
+def test_progress_in_a_terminal(natgrad, server, in_terminal):
+    seen = in_terminal()
     assert natgrad("data", "get", "notes").code == 0
     text = seen.getvalue()
     assert "Getting Notes: notes.txt" in text

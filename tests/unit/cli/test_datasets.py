@@ -8,23 +8,23 @@ import torch
 from torch import nn
 from torch.utils.data import RandomSampler
 
-from natgrad.cli.datasets import Wanted, find
-from natgrad.cli.networks import Network
+from natgrad.cli.datasets import WantedData, find
 from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, SquareLoss
 from natgrad.errors import SettingError
+from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.operators import Problem
-from unit.cli import curved
+from unit.cli import problem as curved
 
 MLP = nn.Sequential(nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
 IMAGES = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10))
 
 
 def wanted(samples=None, batch_size=None, seed=0, shape=None, dtype=torch.float32, device="cpu"):
-    return Wanted(samples, batch_size, seed, shape, dtype, torch.device(device))
+    return WantedData(samples, batch_size, seed, shape, dtype, torch.device(device))
 
 
 def data(name, model=MLP, loss=None, sample=None, **options):
-    network = Network("some:network", lambda: model, sample)
+    network = NamedNetwork("some:network", None, lambda: model, sample)
     return find(name, network, model, loss or CrossEntropy(), wanted(**options))
 
 
@@ -167,35 +167,35 @@ def test_a_model_that_returns_logits():
 
 
 def test_what_a_function_returns_is_left_alone():
-    found = data("unit.cli.curved:separable")
+    found = data("unit.cli.problem:separable")
     assert isinstance(found, list)
     assert [len(x) for x, _ in found] == [len(x) for x, _ in curved.separable()]
 
 
 def test_some_of_what_a_function_returns():
-    batches = data("unit.cli.curved:separable", samples=24, batch_size=10, seed=1)
+    batches = data("unit.cli.problem:separable", samples=24, batch_size=10, seed=1)
     assert [len(x) for x, _ in batches] == [10, 10, 4]
     x, y = (torch.cat(one) for one in zip(*batches, strict=True))
     whole, labels = (torch.cat(one) for one in zip(*curved.separable(), strict=True))
     where = [int((whole == row).all(1).nonzero()[0]) for row in x]
     assert where == sorted(set(where))
     assert torch.equal(y, labels[where])
-    other = data("unit.cli.curved:separable", samples=24, seed=2)
+    other = data("unit.cli.problem:separable", samples=24, seed=2)
     assert not torch.equal(other[0][0], x)
-    assert [len(x) for x, _ in data("unit.cli.curved:separable", batch_size=20)] == [20, 10]
-    assert [len(x) for x, _ in data("unit.cli.curved:separable", samples=99)] == [30]
+    assert [len(x) for x, _ in data("unit.cli.problem:separable", batch_size=20)] == [20, 10]
+    assert [len(x) for x, _ in data("unit.cli.problem:separable", samples=99)] == [30]
 
 
 @pytest.mark.parametrize("options", [{}, {"samples": 4}, {"batch_size": 4}])
 def test_a_function_s_numbers_in_the_model_s_dtype(options):
-    found = data("unit.cli.curved:in_another_precision", **options)
+    found = data("unit.cli.problem:in_another_precision", **options)
     assert {(x.dtype, y.dtype) for x, y in found} == {(torch.float32, torch.float32)}
-    found = data("unit.cli.curved:separable", dtype=torch.float64, **options)
+    found = data("unit.cli.problem:separable", dtype=torch.float64, **options)
     assert {(x.dtype, y.dtype) for x, y in found} == {(torch.float64, torch.int64)}
 
 
 def test_a_function_s_mappings_in_the_model_s_dtype():
-    found = data("unit.cli.curved:mappings")
+    found = data("unit.cli.problem:mappings")
     assert len(found) == 2
     for _ in range(2):  # as often as asked for
         assert [x["input"].dtype for x, _ in found] == [torch.float32] * 2
@@ -204,28 +204,28 @@ def test_a_function_s_mappings_in_the_model_s_dtype():
 
 
 def test_a_function_s_loader_still_says_that_it_shuffles():
-    found = data("unit.cli.curved:shuffled")
+    found = data("unit.cli.problem:shuffled")
     assert [x.dtype for x, _ in found] == [torch.float32] * 2
     assert isinstance(found.sampler, RandomSampler)
 
 
 @pytest.mark.parametrize("options", [{}, {"samples": 4}, {"batch_size": 4}])
 def test_nothing_from_a_function(options):
-    assert data("unit.cli.curved:empty", **options) == []
+    assert data("unit.cli.problem:empty", **options) == []
 
 
 def test_what_cannot_be_cut():
     with pytest.raises(SettingError) as error:
-        data("unit.cli.curved:mappings", samples=3)
+        data("unit.cli.problem:mappings", samples=3)
     assert str(error.value) == (
-        "DATA 'unit.cli.curved:mappings' gives batches of dict and Tensor, but --samples and "
+        "DATA 'unit.cli.problem:mappings' gives batches of dict and Tensor, but --samples and "
         "--batch-size can only cut pairs of tensors with a row for each sample: leave them out, "
         "and cut the data in the function."
     )
     with pytest.raises(SettingError) as error:
-        data("unit.cli.curved:ragged", batch_size=3)
+        data("unit.cli.problem:ragged", batch_size=3)
     assert str(error.value) == (
-        "DATA 'unit.cli.curved:ragged' gives samples of unlike shapes, [[3], []] and [[4], []], "
+        "DATA 'unit.cli.problem:ragged' gives samples of unlike shapes, [[3], []] and [[4], []], "
         "which --samples and --batch-size cannot put together: leave them out, and cut the data "
         "in the function."
     )
@@ -233,10 +233,12 @@ def test_what_cannot_be_cut():
 
 def test_what_is_no_function():
     with pytest.raises(SettingError) as error:
-        data("unit.cli.curved:NUMBER")
+        data("unit.cli.problem:NUMBER")
     assert str(error.value) == (
-        "DATA 'unit.cli.curved:NUMBER' is of type int but must be a function that returns batches "
+        "DATA 'unit.cli.problem:NUMBER' is of type int but must be a function that returns batches "
         "(inputs, targets): name one as module:function."
     )
-    with pytest.raises(SettingError, match=r"^DATA 'unit\.cli\.curved:nothing' cannot be imported"):
-        data("unit.cli.curved:nothing")
+    with pytest.raises(
+        SettingError, match=r"^DATA 'unit\.cli\.problem:nothing' cannot be imported"
+    ):
+        data("unit.cli.problem:nothing")

@@ -43,18 +43,54 @@ def test_help_names_the_options(natgrad, command, some):
 def test_an_unknown_word(natgrad):
     said = natgrad("plan", "--network", "mlp", "--ranks", "2", "--placement", "somewhere")
     assert said.code == 2
-    assert "'somewhere' is not one of" in said.words
+    assert said.err == (
+        "natgrad: There is no placement 'somewhere': name one of auto, comm, mem, hybrid, scatter, "
+        "local, or a function (blocks, world) that returns a Plan as module:function.\n"
+    )
+
+
+def test_words_of_ones_own(natgrad):
+    """What a path names does what its name does."""
+    task = ("plan", "--network", "small-mlp", "--ranks", "2", "--short")
+    named = natgrad(*task, "--inverse", "cholesky", "--placement", "mem")
+    own = natgrad(
+        *task, "--inverse", "natgrad.inverses:Cholesky", "--placement", "natgrad.placement:MemOpt"
+    )
+    assert own.code == 0, own.err
+    assert own.out == named.out.replace("cholesky", "natgrad.inverses:Cholesky")
+
+
+def test_a_structure_and_a_matrix_of_ones_own(natgrad):
+    task = ("curvature", "small-mlp", "random", "--samples", "8", "--eigenvalues", "1")
+    named = natgrad(*task, "--structure", "diagonal", "--matrix", "ggn")
+    own = natgrad(*task, "--structure", "natgrad.structures:Diagonal", "--matrix", "ggn")
+    assert own.code == 0, own.err
+    trace = [line.split()[3:] for line in named.out.splitlines() if line.strip().startswith("G")]
+    assert trace
+    assert [x.split()[3:] for x in own.out.splitlines() if x.strip().startswith("G")] == trace
+    wrong = natgrad(*task, "--matrix", "unit.cli.nets:no_network")
+    assert wrong.code == 2
+    assert wrong.err.startswith("natgrad: Matrix 'unit.cli.nets:no_network' could not be built (")
+
+
+def test_a_network_that_needs_data(natgrad):
+    said = natgrad("plan", "--network", "gpt", "--ranks", "2")
+    assert said.code == 2
+    assert said.err.startswith(
+        "natgrad: Network 'gpt' is built for the data of a task, and here are none: name one of "
+        "mlp, resnet8, "
+    )
 
 
 def test_errors_of_natgrad_are_one_sentence(natgrad):
     said = natgrad("plan", "--network", "nothing", "--ranks", "2")
     assert said.code == 2
-    assert said.err.startswith("natgrad: There is no network 'nothing': name one of resnet18,")
+    assert said.err.startswith("natgrad: There is no network 'nothing': name one of convnet, mlp,")
     assert said.err.count("\n") == 1
 
 
 def test_errors_of_others_are_not_hidden(monkeypatch):
-    monkeypatch.setattr("natgrad.cli.networks.find", lambda name: 1 / 0)
+    monkeypatch.setattr("natgrad.cli.options.network", lambda name: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(["plan", "--network", "mlp", "--ranks", "2"])
 
@@ -82,6 +118,7 @@ def test_another_missing_package_is_not_taken_for_typer(monkeypatch):
         run(["plan", "--help"])
 
 
+@pytest.mark.slow
 def test_as_a_module():
     command = [sys.executable, "-m", "natgrad", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120)

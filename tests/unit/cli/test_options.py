@@ -2,9 +2,10 @@
 
 import pytest
 
-from natgrad import Auto, Cluster, CommOpt, Hybrid, Local, MemOpt, ReduceScatter
+from natgrad import Auto, CommOpt, Hybrid, Local, MemOpt, ReduceScatter
 from natgrad.cli import options
 from natgrad.errors import SettingError
+from natgrad.placement import Cluster
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_no_sizes(text):
 
 @pytest.mark.parametrize(("text", "share"), [("0.25", 0.25), ("1/4", 0.25), ("1", 1.0)])
 def test_fractions(text, share):
-    assert options.placement(options.PlacementName.HYBRID, text) == Hybrid(share)
+    assert options.placement("hybrid", text) == Hybrid(share)
 
 
 @pytest.mark.parametrize("text", ["0", "1.5", "-1/2", "1/0", "half"])
@@ -71,22 +72,21 @@ def test_clusters(text):
 
 def test_placements():
     machines = Cluster(1e12, 1e9, 1e-5)
-    names = options.PlacementName
-    assert options.placement(names.AUTO, None, 7, machines) == Auto(7, cluster=machines)
-    made = {name: options.placement(names(name), None) for name in ("mem", "comm", "scatter")}
+    assert options.placement("auto", None, 7, machines) == Auto(7, cluster=machines)
+    made = {name: options.placement(name, None) for name in ("mem", "comm", "scatter")}
     assert made == {"mem": MemOpt(), "comm": CommOpt(), "scatter": ReduceScatter()}
-    assert options.placement(names.LOCAL, None) == Local()
+    assert options.placement("local", None) == Local()
 
 
 def test_a_fraction_belongs_to_hybrid():
     with pytest.raises(SettingError) as error:
-        options.placement(options.PlacementName.COMM, "1/2")
+        options.placement("comm", "1/2")
     assert str(error.value) == (
         "--fraction 1/2 belongs to --placement hybrid but --placement is comm: leave one of them "
         "out."
     )
     with pytest.raises(SettingError) as error:
-        options.placement(options.PlacementName.HYBRID, None)
+        options.placement("hybrid", None)
     assert str(error.value) == (
         "--placement hybrid needs the share of ranks that precondition a layer: pass --fraction, "
         "such as 0.25."

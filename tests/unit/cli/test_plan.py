@@ -7,23 +7,24 @@ import pytest
 import torch
 from torch import nn
 
-from natgrad import KFAC, Auto, Cholesky, Cluster, CommOpt, Hybrid, MemOpt, ReduceScatter, simulate
-from natgrad.cli.networks import find
-from natgrad.cli.options import Layout
-from natgrad.cli.plan import Comparison, spread
+from kfac_keywords import grouped
+from natgrad import KFAC, Auto, Cholesky, CommOpt, Hybrid, MemOpt, ReduceScatter
+from natgrad.cli.options import Layout, network
+from natgrad.cli.plan import PlacementComparison, spread
 from natgrad.comm import launch
+from natgrad.placement import Cluster, simulate
 from natgrad.tables import bytes_text, seconds_text
 
-SHARED = "unit.cli.built:Shared"
+SHARED = "unit.cli.nets:Shared"
 
 
 def kfac(model, **settings):
-    return KFAC(model, kl_clip=None, update_every=10, refresh_every=100, **settings)
+    return KFAC(model, kl_clip=None, update_every=10, refresh_every=100, **grouped(**settings))
 
 
 def real_plan(layout, placement, inverse):
     """On ranks that are really there."""
-    model = find(SHARED)()
+    model = network(SHARED)()
     if layout == Layout.DDP:
         model = nn.parallel.DistributedDataParallel(model)
     elif layout == Layout.FSDP:
@@ -34,14 +35,16 @@ def real_plan(layout, placement, inverse):
 @pytest.mark.parametrize("placement", [MemOpt(), CommOpt(), ReduceScatter(), Auto()], ids=repr)
 @pytest.mark.parametrize("layout", Layout)
 def test_the_plan_is_that_of_real_ranks(world, layout, placement):
-    blocks, imagined = spread(kfac(find(SHARED).shapes()), 3, layout)
+    blocks, imagined = spread(kfac(network(SHARED).without_weights()), 3, layout)
     plan = placement(blocks, imagined)
     assert world.run(real_plan, layout, placement, None, ranks=3) == [plan] * 3
 
 
 def test_of_another_inverse_too(world):
     inverse = Cholesky()
-    blocks, imagined = spread(kfac(find(SHARED).shapes(), inverse=inverse), 2, Layout.DDP)
+    blocks, imagined = spread(
+        kfac(network(SHARED).without_weights(), inverse=inverse), 2, Layout.DDP
+    )
     plan = MemOpt()(blocks, imagined)
     assert world.run(real_plan, Layout.DDP, MemOpt(), inverse, ranks=2) == [plan] * 2
 
@@ -67,7 +70,7 @@ def test_all_placements_are_compared(natgrad):
     assert said.code == 0
     table = rows(said.out, "Placements of resnet20 on 4 ranks, ddp, eigen")
     assert list(table) == ["MemOpt() = ReduceScatter()", "Hybrid(1/2)", "CommOpt()", "Local()"]
-    blocks, world = spread(kfac(find("resnet20").shapes()), 4, Layout.DDP)
+    blocks, world = spread(kfac(network("resnet20").without_weights()), 4, Layout.DDP)
     cluster = Cluster(1e12, 1e9, 1e-4)
     best = Auto(cluster=cluster)(blocks, world)
     for name, strategy in (("Hybrid(1/2)", Hybrid(0.5)), ("CommOpt()", CommOpt())):
@@ -130,20 +133,20 @@ def test_local_gradients_take_reduce_scatter_apart(natgrad):
 
 
 def test_intervals_and_dtypes_are_the_plan_s(natgrad):
-    blocks, world = spread(kfac(find("mlp").shapes()), 2, Layout.DDP)
+    blocks, world = spread(kfac(network("mlp").without_weights()), 2, Layout.DDP)
     world = replace(world, update_every=1, refresh_every=2, factor_bytes=2)
     plan = CommOpt()(blocks, world)
     said = natgrad(
         *("plan", "--network", "mlp", "--ranks", "2", "--short", "--placement", "comm"),
         *("--update-every", "1", "--refresh-every", "2", "--wire-dtype", "bfloat16"),
     )
-    expected = Comparison(blocks, world, Cluster(), None).sent(plan)
+    expected = PlacementComparison(blocks, world, Cluster(), None).sent(plan)
     assert rows(said.out, "Placements")["CommOpt()"][4] == bytes_text(expected)
     assert "updates every 1 and refreshes every 2 steps" in said.out
 
 
 def test_an_average_step_sends_its_share_of_every_clock():
-    blocks, world = spread(kfac(find(SHARED).shapes()), 2, Layout.DDP)
+    blocks, world = spread(kfac(network(SHARED).without_weights()), 2, Layout.DDP)
     plan = MemOpt()(blocks, replace(world, update_every=5, refresh_every=20))
     expected = [
         sent.gradients
@@ -153,11 +156,13 @@ def test_an_average_step_sends_its_share_of_every_clock():
         for sent in (plan.sent(0), plan.sent(1))
     ]
     assert plan.sent(0).agreement.apply > 0
-    assert Comparison(blocks, plan.world, Cluster(), None).sent(plan) == max(expected)
+    assert PlacementComparison(blocks, plan.world, Cluster(), None).sent(plan) == max(expected)
 
 
 def test_the_inverse_is_the_plan_s(natgrad):
-    blocks, world = spread(kfac(find("mlp").shapes(), inverse=Cholesky()), 2, Layout.DDP)
+    blocks, world = spread(
+        kfac(network("mlp").without_weights(), inverse=Cholesky()), 2, Layout.DDP
+    )
     plan = CommOpt()(blocks, world)
     said = natgrad("plan", "--network", "mlp", "--ranks", "2", "--short", "--inverse", "cholesky")
     cells = rows(said.out, "Placements of mlp on 2 ranks, ddp, cholesky")["CommOpt()"]
@@ -168,7 +173,7 @@ def test_the_inverse_is_the_plan_s(natgrad):
 
 def test_one_rank(natgrad):
     said = natgrad("plan", "--network", SHARED, "--ranks", "1", "--short")
-    (row,) = rows(said.out, "Placements of unit.cli.built:Shared on 1 rank,").items()
+    (row,) = rows(said.out, "Placements of unit.cli.nets:Shared on 1 rank,").items()
     assert row[0] == "MemOpt() = CommOpt() = ReduceScatter() = Local()"
     assert row[1][-1] == "chosen, Auto"
 
@@ -195,7 +200,7 @@ class TestMemoryLimit:
         command = ("plan", "--network", "mlp", "--ranks", "2", "--placement", "comm", "--short")
         said = natgrad(*command, "--memory-limit", "1MiB")
         assert said.code == 2
-        blocks, world = spread(kfac(find("mlp").shapes()), 2, Layout.DDP)
+        blocks, world = spread(kfac(network("mlp").without_weights()), 2, Layout.DDP)
         most = bytes_text(max(CommOpt()(blocks, world).memory(rank).total for rank in range(2)))
         assert said.err.rstrip() == (
             f"natgrad: CommOpt() keeps {most} on a rank but --memory-limit is 1.00 MiB: raise it, "

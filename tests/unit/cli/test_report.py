@@ -6,7 +6,7 @@ import webbrowser
 
 import pytest
 
-from unit.report import made
+from unit.lab.report import sample_folders as made
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from natgrad.errors import CheckpointError, CoverageError, DataError, SettingError
-from natgrad.train import PRESETS, Settings
-from natgrad.train.toml import read
+from natgrad.lab.train import PRESETS, Settings
+from natgrad.lab.train.toml import read
 
 TINY = ("--preset", "digits-cnn", "--width", "2", "--steps", "4", "--batch-size", "32")
 
@@ -122,10 +122,13 @@ def test_a_target(natgrad, tmp_path):
             "--decay-at is '1,x', which is no list of numbers: write one such as 35,75,90.",
         ),
         (("--lr", "0.1"), "A run lasts for epochs or for steps but neither is given: pass one"),
-        (("--preset", "digits-cnn", "--optimizer", "adam"), "optimizer is 'adam' but must be one"),
+        (
+            ("--preset", "digits-cnn", "--optimizer", "adam"),
+            "There is no optimizer 'adam': ",
+        ),
         (
             ("--preset", "digits-cnn", "--network", "resnet20", "--out", "run"),
-            "network resnet20 takes images of 3 channels but those of digits have 1: name another",
+            "network resnet20 takes images of 3 channels but those of the data have 1: name ",
         ),
     ],
 )
@@ -189,7 +192,7 @@ def test_an_error_of_another_rank_alone(natgrad, tmp_path, monkeypatch):
         raise DataError("Sample 99 is spoilt: remove it.")
 
     monkeypatch.setenv("RANK", "3")
-    monkeypatch.setattr("natgrad.train.loop.Training.step", spoilt)
+    monkeypatch.setattr("natgrad.lab.train.loop.Training.step", spoilt)
     said = natgrad("train", *TINY, "--out", str(tmp_path))
     assert (said.code, said.out) == (1, "")
     assert said.err.splitlines()[-1] == "natgrad: rank 3: Sample 99 is spoilt: remove it."

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from natgrad.comm import Communicator, Traffic
-from natgrad.comm.base import underway
+from natgrad.comm.base import in_flight
 from natgrad.errors import SettingError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64]
@@ -140,7 +140,7 @@ def dropped(comm: Communicator) -> None:
         assert torch.equal(summed.wait(), torch.full((n * comm.size,), float(total)))
     for _ in range(100):  # every message looks for those that have arrived
         start(comm).wait()
-    assert underway() == 0
+    assert in_flight() == 0
 
 
 def counts(comm: Communicator) -> None:

@@ -6,20 +6,20 @@ import pytest
 
 from natgrad.comm.launch import RankError, run
 from natgrad.errors import SettingError
-from unit.comm import launched
+from unit.comm import launch_functions
 
 pytestmark = pytest.mark.distributed
 
 
 def test_answers_come_in_the_order_of_ranks():
-    answers = run(launched.about, "word", ranks=2, threads=2)
+    answers = run(launch_functions.about, "word", ranks=2, threads=2)
     assert answers == [("word", 0, [0, 10], 2), ("word", 1, [0, 10], 2)]
 
 
 def test_the_first_error_is_raised_and_nobody_is_waited_for():
     start = time.monotonic()
     with pytest.raises(SettingError, match=r"^This is wrong: do that\.$"):
-        run(launched.setting, ranks=2, timeout=200)
+        run(launch_functions.setting, ranks=2, timeout=200)
     assert time.monotonic() - start < 100
 
 
@@ -32,14 +32,14 @@ def test_the_first_error_is_raised_and_nobody_is_waited_for():
 )
 def test_errors_that_are_not_natgrad_s_or_cannot_be_pickled(kind, message):
     with pytest.raises(RankError) as error:
-        run(launched.other_error, kind, ranks=1)
+        run(launch_functions.other_error, kind, ranks=1)
     assert str(error.value).startswith(message)
     assert "in other_error" in str(error.value)
 
 
 def test_a_rank_that_dies():
     with pytest.raises(RankError) as error:
-        run(launched.death, ranks=1)
+        run(launch_functions.death, ranks=1)
     assert str(error.value) == (
         "Rank 0 of 1 ended with code 3 before it was done: look at what it printed, and whether "
         "memory ran out."
@@ -49,7 +49,7 @@ def test_a_rank_that_dies():
 @pytest.mark.parametrize(("ranks", "threads"), [(0, 1), (1, 0)])
 def test_numbers_below_one(ranks, threads):
     with pytest.raises(SettingError) as error:
-        run(launched.death, ranks=ranks, threads=threads)
+        run(launch_functions.death, ranks=ranks, threads=threads)
     assert str(error.value) == (
         f"ranks is {ranks} and threads is {threads} but both must be at least 1: pass such numbers."
     )

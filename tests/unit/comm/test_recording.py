@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from natgrad.comm import Alone, ProcessGroups
-from natgrad.comm.recording import Flight, Recording
+from natgrad.comm.recording import MessageTimes, Recording
 from unit.comm.contract import CONTRACT, start
 
 LATE = 0.4  # seconds
@@ -23,7 +23,7 @@ def test_contract(world, function):
     world.run(recorded, function, ranks=3)
 
 
-def one_is_late() -> list[Flight]:
+def one_is_late() -> list[MessageTimes]:
     """Rank 1 sends 0.4 s after the others, and nobody waits until everything has arrived."""
     comm = Recording(ProcessGroups())
     comm.gather("start together")
@@ -39,7 +39,7 @@ def one_is_late() -> list[Flight]:
     time.sleep(LATE)
     for one in pending:
         one.wait()
-    return comm.flights
+    return comm.messages
 
 
 def test_times_are_those_of_departure_and_arrival(world):
@@ -49,32 +49,32 @@ def test_times_are_those_of_departure_and_arrival(world):
         assert exchange.sent == 2 * (rank + 1) * 4
         assert exchange.received == 4 * (6 - (rank + 1))
         assert total.sent == total.received == 2 * 2 * 48 / 3
-        for flight in (exchange, total):
-            ((begin, end),) = flight.waits
-            assert flight.launched <= flight.left <= flight.arrived < begin <= end
-            seconds = (flight.arrived - flight.launched) / 1e9
+        for message in (exchange, total):
+            ((begin, end),) = message.waits
+            assert message.launched <= message.left <= message.arrived < begin <= end
+            seconds = (message.arrived - message.launched) / 1e9
             if rank != 1:
                 assert seconds > 0.5 * LATE  # on its way until rank 1 had sent
 
 
 def test_processes_share_a_clock(world):
     """What the late rank sends last leaves before it arrives anywhere."""
-    exchanges = [flights[0] for flights in world.run(one_is_late, ranks=3)]
-    assert exchanges[1].launched == max(flight.launched for flight in exchanges)
-    assert all(flight.arrived > exchanges[1].launched for flight in exchanges)
+    exchanges = [messages[0] for messages in world.run(one_is_late, ranks=3)]
+    assert exchanges[1].launched == max(message.launched for message in exchanges)
+    assert all(message.arrived > exchanges[1].launched for message in exchanges)
 
 
 def test_a_backend_that_does_not_tell():
     """Arrival is then found out by the first wait, and a second one changes nothing."""
     comm = Recording(Alone())
     pending = start(comm)
-    (flight,) = comm.flights
-    assert (flight.sent, flight.received, flight.arrived) == (0, 0, None)
+    (message,) = comm.messages
+    assert (message.sent, message.received, message.arrived) == (0, 0, None)
     pending.wait()
-    arrived = flight.arrived
-    assert flight.waits[0][0] <= arrived <= flight.waits[0][1]
+    arrived = message.arrived
+    assert message.waits[0][0] <= arrived <= message.waits[0][1]
     pending.wait()
-    assert (flight.arrived, len(flight.waits)) == (arrived, 2)
+    assert (message.arrived, len(message.waits)) == (arrived, 2)
 
 
 def test_traffic_is_counted_once():
@@ -84,4 +84,4 @@ def test_traffic_is_counted_once():
     comm.total(torch.ones(3), "b").wait()
     assert comm.traffic is inner.traffic
     assert comm.traffic.calls == {"a": 1, "b": 1}
-    assert [flight.purpose for flight in comm.flights] == ["a", "b"]
+    assert [message.purpose for message in comm.messages] == ["a", "b"]

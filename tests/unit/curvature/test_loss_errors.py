@@ -387,6 +387,6 @@ class TestAsLoss:
     def test_not_callable(self, given):
         with refuses(
             f"The loss is {given!r} but must be a Loss, one of torch's losses, or a function of "
-            "(output, target): pass for example natgrad.CrossEntropy()."
+            "(output, target): pass for example natgrad.curvature.CrossEntropy()."
         ):
             as_loss(given)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import natgrad
-from recurrent import (
+from recurrent_cases import (
     CELLS,
     HIDDEN,
     INPUTS,
@@ -230,7 +230,12 @@ def test_training_lowers_the_loss(structure):
     y = x[..., 0].cumsum(1).tanh()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
     kfac = natgrad.KFAC(
-        net, optimizer, update_every=2, refresh_every=4, structure=structure, terms_per_sample=10
+        net,
+        optimizer,
+        update_every=2,
+        refresh_every=4,
+        structure=structure,
+        loss=natgrad.MeanLoss(10),
     )
     losses = []
     for _ in range(40):

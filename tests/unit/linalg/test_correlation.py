@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from natgrad.errors import SettingError
-from natgrad.linalg import correlation, spectral, workspace
+from natgrad.linalg import correlation, fourier_correlation, workspace
+from natgrad.linalg import fourier_correlation as fourier
 from natgrad.linalg.correlation import ConvGeometry, Correlations
-from natgrad.linalg.lags import block_count
+from natgrad.linalg.correlation_lags import block_count
 
 SAME = ConvGeometry((3, 3), ((1, 1), (1, 1)))
 
@@ -66,7 +67,7 @@ def test_factor_is_that_of_unfolded_patches(kernel, dilation, padding):
 @pytest.fixture(params=["lags", "frequencies"])
 def way(request, monkeypatch):
     """One of the ways to the same blocks, for shapes on which it does not pay, too."""
-    monkeypatch.setattr(spectral, "pays", lambda *_: request.param == "frequencies")
+    monkeypatch.setattr(fourier_correlation, "pays", lambda *_: request.param == "frequencies")
 
 
 @pytest.mark.usefixtures("way")
@@ -83,9 +84,9 @@ def test_both_ways_lead_there(kernel, dilation, padding):
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("c", [3, 16])
 def test_both_ways_in_several_chunks(monkeypatch, c):
-    for module, name in ((correlation, "_CANVAS"), (spectral, "_CHUNK")):
+    for module, name in ((correlation, "_CANVAS"), (fourier_correlation, "_CHUNK")):
         monkeypatch.setattr(module, name, 6 * 8 * 9 * c)
-    monkeypatch.setattr(spectral, "_SUMS", 1)
+    monkeypatch.setattr(fourier_correlation, "_SUMS", 1)
     assert_same(torch.randn(23, c, 8, 9, dtype=torch.float64), SAME, bias=True)
 
 
@@ -126,14 +127,14 @@ def test_a_spare_image_adds_nothing(monkeypatch):
     workspace.release()
     own = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **k: own(*a, **k).fill_(float("nan")))
-    monkeypatch.setattr(spectral, "pays", lambda *_: True)
+    monkeypatch.setattr(fourier_correlation, "pays", lambda *_: True)
     used = []
 
     def noted(key, shape, *args, **kwargs):
         used.append((key, shape))
         return workspace.workspace(key, shape, *args, **kwargs)
 
-    monkeypatch.setattr(spectral, "workspace", noted)
+    monkeypatch.setattr(fourier_correlation, "workspace", noted)
     assert_same(torch.randn(32, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
     assert (("rows", 32), (16, 8, 33, 9)) in used
     assert_same(torch.randn(31, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
@@ -143,7 +144,7 @@ def test_a_spare_image_adds_nothing(monkeypatch):
 
 def test_the_spare_image_is_never_one_of_an_earlier_batch(monkeypatch):
     """A batch with one image more has a board of the same shape."""
-    monkeypatch.setattr(spectral, "pays", lambda *_: True)
+    monkeypatch.setattr(fourier_correlation, "pays", lambda *_: True)
     for n in (33, 32, 33, 32):
         assert_same(torch.randn(n, 16, 8, 9, dtype=torch.float64), SAME, bias=True)
 
@@ -288,8 +289,8 @@ def test_impossible_geometry(arguments, message):
     ],
 )
 def test_frequencies_and_lags_are_two_ways_to_the_same_factor(monkeypatch, geometry, pays):
-    monkeypatch.setattr(correlation.spectral, "pays", lambda *shape: pays)
-    monkeypatch.setattr(correlation.spectral, "_CHUNK", 2000)  # several chunks, the last smaller
+    monkeypatch.setattr(fourier, "pays", lambda *shape: pays)
+    monkeypatch.setattr(fourier, "_CHUNK", 2000)  # several chunks, the last smaller
     for n, c, height, width in [(5, 9, 8, 11), (1, 1, 5, 8), (3, 2, 9, 5)]:
         x = torch.randn(n, c, height, width, dtype=torch.float64)
         if 0 not in geometry.output_size(height, width):
@@ -298,6 +299,6 @@ def test_frequencies_and_lags_are_two_ways_to_the_same_factor(monkeypatch, geome
 
 def test_a_residual_network_s_convolutions_go_by_frequency():
     sizes = [(128, 16, 32, 32), (128, 32, 16, 16), (128, 64, 8, 8), (8, 256, 14, 14)]
-    assert all(correlation.spectral.pays(*size, SAME) for size in sizes)
-    assert not correlation.spectral.pays(8, 512, 7, 7, SAME)  # too few rows for so many channels
-    assert not correlation.spectral.pays(128, 3, 32, 32, SAME)
+    assert all(fourier.pays(*size, SAME) for size in sizes)
+    assert not fourier.pays(8, 512, 7, 7, SAME)  # too few rows for so many channels
+    assert not fourier.pays(128, 3, 32, 32, SAME)

@@ -8,7 +8,7 @@ import torch
 
 from natgrad.errors import ConvergenceError, SettingError
 from natgrad.linalg import traces
-from natgrad.linalg.matrix import Matrix, generator_of
+from natgrad.linalg.matrix_free import MatrixFree, generator_of
 from unit.linalg.spectra import SPECTRA, Known, decaying, each_spectrum, spread
 
 REPETITIONS = 200
@@ -135,7 +135,7 @@ class TestDiagonal:
     def test_pieces_make_no_difference(self, monkeypatch):
         known = Known(MATRICES["indefinite"])
         whole = traces.diagonal(known, 120, 50, **DOUBLE), traces.hutchinson(known, 120, 50)
-        monkeypatch.setattr("natgrad.linalg.matrix._AT_ONCE", 7 * 120)
+        monkeypatch.setattr("natgrad.linalg.matrix_free._AT_ONCE", 7 * 120)
         parts = traces.diagonal(known, 120, 50, **DOUBLE), traces.hutchinson(known, 120, 50)
         torch.testing.assert_close(parts[0].value, whole[0].value)
         torch.testing.assert_close(parts[0].standard_error, whole[0].standard_error)
@@ -146,8 +146,8 @@ class TestDiagonal:
 
 
 def test_vectors_are_the_same_in_every_dtype():
-    single = Matrix(lambda x: x, 30, torch.float32)
-    double = Matrix(lambda x: x, 30, torch.float64)
+    single = MatrixFree(lambda x: x, 30, torch.float32)
+    double = MatrixFree(lambda x: x, 30, torch.float64)
     for draw in ("signs", "gaussians"):
         a = getattr(single, draw)(5, generator_of(3))
         b = getattr(double, draw)(5, generator_of(3))

@@ -8,7 +8,7 @@ from torch.distributions import Normal, kl_divergence
 
 from natgrad.measures import catoni, mcallester, seeger
 from natgrad.measures.bounds import best_prior_scale, binary_kl, gaussian_kl
-from unit.measures.brute import DTYPE, refuses
+from unit.measures.brute_force import DTYPE, refuses
 
 
 class TestByHand:

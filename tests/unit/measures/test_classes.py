@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from natgrad.curvature.losses import CrossEntropy, SquareLoss
 from natgrad.measures import mistakes
 from natgrad.measures.classes import margins
-from unit.measures.brute import DTYPE, refuses
+from unit.measures.brute_force import DTYPE, refuses
 
 
 def test_classes():

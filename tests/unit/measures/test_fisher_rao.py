@@ -7,7 +7,7 @@ from torch import nn
 
 from natgrad.curvature.fisher import EmpiricalFisher
 from natgrad.measures import fisher_rao
-from unit.measures.brute import DTYPE, Brute, batches, classified, network
+from unit.measures.brute_force import DTYPE, Brute, batches, classified, network
 
 
 def test_is_the_product_with_the_dense_matrix():

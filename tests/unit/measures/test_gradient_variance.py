@@ -7,7 +7,7 @@ from torch import nn
 
 from natgrad.measures import gradient_variance
 from natgrad.operators import Problem
-from unit.measures.brute import Brute, batches, classified, network
+from unit.measures.brute_force import Brute, batches, classified, network
 
 
 def test_of_all_parameters_and_of_each():

@@ -213,7 +213,7 @@ def test_errors_say_what_to_do(which):
 
 
 def test_too_many_tests(monkeypatch):
-    monkeypatch.setattr("natgrad.operators.checks.LARGEST", 100)
+    monkeypatch.setattr("natgrad.operators.requirements.LARGEST", 100)
     trained = Trained(classes=False)
     with pytest.raises(SettingError, match=r"gradients of all test samples .* give fewer of them"):
         pairwise_influence(trained.matrix(), trained.test.pair, damping=DECAY)

@@ -413,7 +413,7 @@ def test_errors_say_what_to_do(which):
 
 def test_too_many_inputs(monkeypatch):
     found = Regression().posterior(Full())
-    monkeypatch.setattr("natgrad.operators.checks.LARGEST", 100)
+    monkeypatch.setattr("natgrad.operators.requirements.LARGEST", 100)
     with pytest.raises(SettingError, match=r"Jacobian of these inputs has .* predict fewer of th"):
         found.outputs(torch.ones(3, IN, dtype=DTYPE))
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from natgrad.measures import linear_maps, spectral_norm
 from natgrad.measures.linear_maps import map_of
-from unit.measures.brute import DTYPE, refuses
+from unit.measures.brute_force import DTYPE, refuses
 
 
 def conv(*args, d=2, **kwargs):

@@ -8,7 +8,7 @@ from natgrad.linalg.results import Number
 from natgrad.measures import NoiseScale, Signs, Subset, noise_scale
 from natgrad.operators import Problem, ggn, hessian
 from natgrad.structures import Diagonal
-from unit.measures.brute import Brute, batches, classified, network, refuses
+from unit.measures.brute_force import Brute, batches, classified, network, refuses
 
 
 def case(n=20):

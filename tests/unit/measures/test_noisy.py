@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
 
-from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Full, Kronecker, UnitWise
+from kfac_keywords import LOSSES
+from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Full, Kronecker, MeanLoss, UnitWise
 from natgrad.errors import CheckpointError, SettingError
-from natgrad.measures.noisy import NoisyKFAC, posterior_matrix
+from natgrad.measures.noisy import NoisyKFAC
 
 DTYPE = torch.float64
 N, TAU, T = 50, 2.0, 0.5
@@ -50,6 +51,13 @@ def noisy_of(kfac, **options):
     return NoisyKFAC(kfac, N, **{"prior_precision": TAU, "temperature": T} | options)
 
 
+def decomposed_matrix(block):
+    """``F`` over ``vec(W)``, as the block was last decomposed, column by column."""
+    eye = torch.eye(torch.Size(block.shape).numel(), dtype=DTYPE)
+    decomposed = block.decomposed()
+    return torch.stack([decomposed.multiply(m.view(block.shape), 0.0).flatten() for m in eye])
+
+
 def values(model):
     return [p.detach().clone() for p in model.parameters()]
 
@@ -58,12 +66,12 @@ def values(model):
 def test_the_matrix_is_what_kfac_has_decomposed(structure):
     kfac = build(network(), steps=1, structure=STRUCTURES[structure])
     for block in kfac.blocks:
-        parts = block.parts if "S" in block.parts else None
         kept = block.kept()
-        if parts is not None and "S" not in kept:  # its eigenvalues' product stands in for S
-            kept["S"] = parts["S"][0].flatten()
-        expected = block.structure.matrix(kept, block.forms, block.shape, parts).dense()
-        assert (posterior_matrix(block).dense() - expected).abs().max() < 1e-12
+        if "S" in block.parts and "S" not in kept:  # its eigenvalues' product stands in for S
+            kept["S"] = block.parts["S"][0].flatten()
+        basis = block.decomposed_factors()
+        expected = block.structure.matrix(kept, block.forms, block.shape, basis).dense()
+        assert (decomposed_matrix(block) - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -79,7 +87,7 @@ def test_drawn_weights_have_the_covariance_of_the_posterior(structure):
             drawn = torch.cat([model[0].weight, model[0].bias.unsqueeze(1)], 1)
             rows.append(drawn.detach().flatten())
     rows = torch.stack(rows)
-    F_block = posterior_matrix(block).dense()
+    F_block = decomposed_matrix(block)
     precision = F_block + GAMMA * torch.eye(len(F_block), dtype=DTYPE)
     expected = T / N * torch.linalg.inv(precision)
     variance = expected.diagonal()
@@ -135,7 +143,7 @@ def test_a_step_is_kfacs_with_the_gradient_of_the_prior(reduction):
     for around in (True, False):
         torch.manual_seed(0)
         model = network()
-        kfac = build(model, steps=0, reduction=reduction)
+        kfac = build(model, steps=0, loss=LOSSES[reduction]())
         noisy = noisy_of(kfac)
         loss = F.cross_entropy(model(x), y, reduction=reduction)
         if not around:
@@ -154,7 +162,7 @@ def test_terms_of_a_sample_share_the_prior():
     for terms in (1, 4):
         torch.manual_seed(0)
         model = nn.Linear(3, 2).to(DTYPE)
-        kfac = build(model, steps=0, terms_per_sample=terms, damping=0.1 / terms)
+        kfac = build(model, steps=0, loss=MeanLoss(terms), damping=0.1 / terms)
         x, y = batch()
         (F.cross_entropy(model(x), y) / terms).backward()
         noisy_of(kfac).step()

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from natgrad.measures import Isotropic, MagnitudeAware, mistakes, tolerated_sigma
-from natgrad.measures.noisy_loss import Cloud
+from natgrad.measures.noisy_loss import WeightDraws
 from natgrad.operators import Problem
-from unit.measures.brute import DTYPE, batches, classified, network, refuses
+from unit.measures.brute_force import DTYPE, batches, classified, network, refuses
 
 
 def regression(size=3):
@@ -24,7 +24,7 @@ class TestExpectations:
     @pytest.mark.parametrize("sigma", [0.01, 0.5])
     def test_isotropic(self, sigma):
         problem, x = regression()
-        found = Cloud(problem, Isotropic(), None, 2000, 0, None).at(sigma).loss
+        found = WeightDraws(problem, Isotropic(), None, 2000, 0, None).at(sigma).loss
         truth = problem.value() + sigma**2 * float(x.square().sum(1).mean())
         assert abs(float(found) - truth) < 4 * found.standard_error
         assert found.method == "2000 draws of noisy weights"
@@ -34,7 +34,7 @@ class TestExpectations:
         prior = {"weight": torch.randn(1, 3, dtype=DTYPE)}
         weight = problem.parameters["weight"].detach()
         variances = 0.4**2 * (weight - prior["weight"]).square() + 0.1**2
-        cloud = Cloud(problem, MagnitudeAware(floor=0.1), prior, 2000, 0, None)
+        cloud = WeightDraws(problem, MagnitudeAware(floor=0.1), prior, 2000, 0, None)
         torch.testing.assert_close(cloud.scales(0.4), variances.sqrt().flatten())
         found = cloud.at(0.4).loss
         truth = problem.value() + float((variances * x.square().mean(0)).sum())
@@ -42,7 +42,7 @@ class TestExpectations:
 
     def test_standard_errors(self):
         problem, _ = regression()
-        clouds = [Cloud(problem, Isotropic(), None, 20, seed, None) for seed in range(60)]
+        clouds = [WeightDraws(problem, Isotropic(), None, 20, seed, None) for seed in range(60)]
         found = [cloud.at(0.5).loss for cloud in clouds]
         spread = float(torch.tensor([float(one) for one in found]).std())
         error = math.sqrt(sum(one.standard_error**2 for one in found) / 60)
@@ -50,16 +50,16 @@ class TestExpectations:
 
     def test_the_same_draws_at_every_sigma(self):
         problem, _ = regression()
-        cloud = Cloud(problem, Isotropic(), None, 4, 0, None)
+        cloud = WeightDraws(problem, Isotropic(), None, 4, 0, None)
         assert cloud.at(0.1).loss == cloud.at(0.1).loss
-        other = Cloud(problem, Isotropic(), None, 4, 1, None)
+        other = WeightDraws(problem, Isotropic(), None, 4, 1, None)
         assert cloud.at(0.1).loss != other.at(0.1).loss
 
     def test_errors_beside_the_loss(self):
         x, y = classified(20, 4, 3)
         model = network(4, 3)
         problem = Problem(model, F.cross_entropy, batches(x, y, 5, 15))
-        cloud = Cloud(problem, Isotropic(), None, 8, 0, mistakes(F.cross_entropy))
+        cloud = WeightDraws(problem, Isotropic(), None, 8, 0, mistakes(F.cross_entropy))
         loss, error = cloud.calm()
         assert loss == pytest.approx(problem.value())
         with torch.no_grad():
@@ -70,7 +70,7 @@ class TestExpectations:
     def test_parameters_come_back(self):
         problem, _ = regression()
         before = problem.parameters["weight"].detach().clone()
-        Cloud(problem, Isotropic(), None, 3, 0, None).at(1.0)
+        WeightDraws(problem, Isotropic(), None, 3, 0, None).at(1.0)
         assert torch.equal(problem.parameters["weight"], before)
 
 
@@ -90,7 +90,7 @@ class TestSearch:
     def test_is_the_largest_to_two_percent(self):
         problem, _ = regression()
         found = tolerated_sigma(problem, tolerance=0.1, samples=5, seed=3)
-        cloud = Cloud(problem, Isotropic(), None, 5, 3, None)
+        cloud = WeightDraws(problem, Isotropic(), None, 5, 3, None)
         assert float(cloud.at(found.sigma).loss) == float(found.noisy)
         assert float(cloud.at(found.sigma * 1.03).loss) - found.calm > 0.1
 

@@ -20,7 +20,7 @@ from natgrad.measures import (
     tolerated_sigma,
 )
 from natgrad.operators import Problem
-from unit.measures.brute import DTYPE, batches, minimised, network, refuses
+from unit.measures.brute_force import DTYPE, batches, minimised, network, refuses
 
 
 def separable(n=400):

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from natgrad.lab.models import small_resnet
 from natgrad.measures import path_norm
-from natgrad.models import small_resnet
 from natgrad.operators import Problem
-from unit.measures.brute import DTYPE, network, refuses
+from unit.measures.brute_force import DTYPE, network, refuses
 
 POWERS = [1.0, 2.0, 3.5]
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from natgrad.measures import Signs, Subset
 from natgrad.measures.sample_traces import sample_trace, signed_sums
 from natgrad.operators import Problem
-from unit.measures.brute import Brute, batches, classified, network, refuses
+from unit.measures.brute_force import Brute, batches, classified, network, refuses
 
 
 def case(n=12, widths=(4, 3, 3)):
@@ -124,7 +124,7 @@ class TestRefusals:
 
     def test_too_many_gradients(self, monkeypatch):
         _, problem, matrix = case()
-        monkeypatch.setattr("natgrad.operators.checks.LARGEST", 1000)
+        monkeypatch.setattr("natgrad.operators.requirements.LARGEST", 1000)
         with refuses(
             "The gradients of all samples has 12 x 27 entries, 0.0 GiB, above the limit of 0 GiB: "
             "give by=Signs() or by=Subset()."

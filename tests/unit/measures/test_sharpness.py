@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from natgrad.measures import AdaptiveBall, Ball, rise, sharpness
-from natgrad.measures.moved import moved
+from natgrad.measures.displaced_parameters import displaced
 from natgrad.operators import Hutchinson, Problem, ggn
 from natgrad.structures import Kronecker
-from unit.measures.brute import (
+from unit.measures.brute_force import (
     DTYPE,
     Brute,
     batches,
@@ -133,9 +133,9 @@ class TestSeveralSteps:
 
         def watched(problem, change):
             lengths.append(float(change.norm()))
-            return moved(problem, change)
+            return displaced(problem, change)
 
-        monkeypatch.setattr(sys.modules[rise.__module__], "moved", watched)
+        monkeypatch.setattr(sys.modules[rise.__module__], "displaced", watched)
         rise(brute.model, F.mse_loss, (brute.x, brute.y), region=Ball(0.5, 5, 3))
         assert len(lengths) > 20
         assert max(lengths) <= 0.5 * (1 + 1e-12)
@@ -179,7 +179,7 @@ def test_parameters_come_back_bit_for_bit():
     change = torch.ones(problem.space.size, dtype=DTYPE)
 
     def fail():
-        with moved(problem, change):
+        with displaced(problem, change):
             assert bool((problem.parameters["0.bias"] == before[1] + 1).all())
             raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""Bartlett's complexity from matrices that are written out, and its margins."""
+"""Bartlett's complexity from dense_matrices that are written out, and its margins."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from natgrad.measures import spectral_bound
 from natgrad.operators import Problem
-from unit.measures.brute import DTYPE, batches, classified, network, refuses
+from unit.measures.brute_force import DTYPE, batches, classified, network, refuses
 from unit.measures.test_linear_maps import dense
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from natgrad.measures import Signs, Subset, tic
 from natgrad.operators import Problem, fisher, ggn, hessian
 from natgrad.structures import Diagonal, Full, Kronecker
-from unit.measures.brute import DTYPE, Brute, batches, classified, minimised, network, refuses
+from unit.measures.brute_force import DTYPE, Brute, batches, classified, minimised, network, refuses
 
 
 def logistic(n=40, inputs=3):

@@ -8,7 +8,7 @@ from natgrad import Kronecker
 from natgrad import operators as ops
 from natgrad.errors import SettingError
 from oracles import close
-from unit.operators.small import known, randn, says
+from unit.operators.small_problems import known, randn, says
 
 
 def test_scalars_of_all_kinds():

@@ -12,7 +12,7 @@ from natgrad.errors import ConvergenceError, SettingError
 from natgrad.operators import base
 from natgrad.operators.estimators import LOBPCG, Hutchinson, HutchPP, Lanczos, XTrace
 from oracles import close
-from unit.operators.small import known, randn, says
+from unit.operators.small_problems import known, randn, says
 
 
 def operators():

@@ -7,7 +7,7 @@ from natgrad import Diagonal, Full, Kronecker
 from natgrad import operators as ops
 from natgrad.operators import base, compare, cosine
 from oracles import close
-from unit.operators.small import known, randn
+from unit.operators.small_problems import known, randn
 
 
 @pytest.mark.parametrize("structure", [None, Full(), Kronecker(), Diagonal()], ids=repr)

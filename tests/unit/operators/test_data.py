@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from natgrad.errors import SettingError
 from natgrad.operators import Problem
 from natgrad.operators.data import Data, read
-from unit.operators.small import says
+from unit.operators.small_problems import says
 
 X, Y = torch.arange(12.0).view(6, 2), torch.arange(6)
 

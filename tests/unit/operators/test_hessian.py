@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from matrices import Dense, network, ready, uneven
+from dense_matrices import Dense, network, ready, uneven
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy
 from oracles import close
-from unit.operators.small import CASES, case, known, log_cosh, randn
+from unit.operators.small_problems import CASES, case, known, log_cosh, randn
 from unit.operators.test_outer import MODELS
 
 

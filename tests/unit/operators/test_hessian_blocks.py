@@ -4,14 +4,14 @@ import pytest
 import torch.nn.functional as F
 from torch import nn
 
-from matrices import Dense, HessianFactors, Transformer, network, ready, sentences, uneven
+from dense_matrices import Dense, HessianFactors, Transformer, network, ready, sentences, uneven
 from natgrad import EKFAC, Diagonal, Full, Kronecker, UnitWise
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy
 from natgrad.errors import CoverageError
 from natgrad.operators import hessian_blocks
 from oracles import close
-from unit.operators.small import case, known, randn, says
+from unit.operators.small_problems import case, known, randn, says
 from unit.operators.test_outer import Functional, TiedBias, Twice, indices, plain
 
 

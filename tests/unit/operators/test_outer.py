@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from matrices import Dense, network, ready, uneven
+from dense_matrices import Dense, network, ready, uneven
 from natgrad import EmpiricalFisher, Full, Kronecker, MonteCarloFisher
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy
@@ -15,7 +15,7 @@ from natgrad.errors import SettingError
 from natgrad.operators import Problem, outer, vectors
 from natgrad.operators.vectors import Draws
 from oracles import close
-from unit.operators.small import CASES, N, case, classes, known, log_cosh, randn, says
+from unit.operators.small_problems import CASES, N, case, classes, known, log_cosh, randn, says
 
 WAYS = ("rows", "model", "rows, in pieces", "model, in pieces")
 

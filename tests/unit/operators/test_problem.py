@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from matrices import Dense, Transformer, mlp, ready, sentences, uneven
+from dense_matrices import Dense, Transformer, mlp, ready, sentences, uneven
 from natgrad import Diagonal
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy
 from natgrad.errors import CoverageError, SettingError
 from natgrad.operators import Problem
 from oracles import close
-from unit.operators.small import CASES, IGNORED, N, case, classes, known, randn, says
+from unit.operators.small_problems import CASES, IGNORED, N, case, classes, known, randn, says
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,7 +6,7 @@ import pytest
 
 from natgrad.operators import progress
 from natgrad.operators.progress import track
-from unit.operators.small import known
+from unit.operators.small_problems import known
 
 
 class Bar:

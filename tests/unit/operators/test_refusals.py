@@ -7,7 +7,10 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import natgrad
-from natgrad import ExactFisher, Gaussian, MonteCarloFisher, Problem, SettingError
+from natgrad import ExactFisher, MonteCarloFisher
+from natgrad.curvature import Gaussian
+from natgrad.errors import SettingError
+from natgrad.operators import Problem
 
 X, Y = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1, 0])
 
@@ -27,7 +30,7 @@ def test_weighted_targets_hidden_in_a_function():
     weights = torch.tensor([1.0, 3.0], dtype=torch.float64)
     with pytest.raises(SettingError, match="so it is no mean over samples: divide by their number"):
         Problem(linear(), lambda f, t: F.cross_entropy(f, t, weight=weights), (X, Y))
-    Problem(linear(), natgrad.CrossEntropy(class_weights=weights), (X, Y))
+    Problem(linear(), natgrad.curvature.CrossEntropy(class_weights=weights), (X, Y))
 
 
 def test_a_random_loss():
@@ -87,7 +90,7 @@ def test_an_order_that_changes(options):
     refused(
         "The data come from a DataLoader that shuffles, so that two passes would see other samples "
         "at a place: give one with shuffle=False.",
-        natgrad.gram_gauss_newton,
+        natgrad.operators.gram_gauss_newton,
         natgrad.ggn(problem),
         0.1,
     )
@@ -169,7 +172,7 @@ def test_numbers_that_are_not_finite():
     x = X.clone()
     x[0, 0] = torch.nan
     with pytest.raises(
-        natgrad.CoverageError, match="The gradient of the model's output is not fin"
+        natgrad.errors.CoverageError, match="The gradient of the model's output is not fin"
     ):
         natgrad.ggn(linear(), F.cross_entropy, (x[:1], Y[:1]), structure=natgrad.Kronecker())
 
@@ -192,7 +195,7 @@ def test_compiled_models_have_the_matrices_of_plain_ones():
     found = natgrad.ggn(compiled, F.cross_entropy, (X, Y))
     assert found.space.names == plain.space.names
     torch.testing.assert_close(found.dense(), plain.dense())
-    with pytest.raises(natgrad.CoverageError, match="Parameter 'scale' has no block"):
+    with pytest.raises(natgrad.errors.CoverageError, match="Parameter 'scale' has no block"):
         natgrad.ggn(compiled, F.cross_entropy, (X, Y), structure=natgrad.Kronecker())
 
 

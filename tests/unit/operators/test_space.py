@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from natgrad.errors import SettingError
-from natgrad.operators.space import Space, chosen
-from unit.operators.small import says
+from natgrad.operators.space import ParameterSpace, chosen
+from unit.operators.small_problems import says
 
 
 def model():
@@ -14,7 +14,7 @@ def model():
 
 
 def space():
-    return Space(dict(model().named_parameters()))
+    return ParameterSpace(dict(model().named_parameters()))
 
 
 def test_order_and_slices():

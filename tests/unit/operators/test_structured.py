@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from matrices import Dense, network, ready, uneven
+from dense_matrices import Dense, network, ready, uneven
 from natgrad import EKFAC, Diagonal, EmpiricalFisher, Full, Kronecker, MonteCarloFisher, UnitWise
 from natgrad import operators as ops
 from natgrad.curvature.losses import CrossEntropy
@@ -12,7 +12,7 @@ from natgrad.errors import CoverageError, SettingError
 from natgrad.operators import Problem, vectors
 from natgrad.operators.vectors import Draws
 from oracles import close
-from unit.operators.small import CASES, case, known, randn, says
+from unit.operators.small_problems import CASES, case, known, randn, says
 from unit.operators.test_outer import Bare, Functional, Positions, TiedBias, Twice, indices, plain
 
 STRUCTURES = [Full(), UnitWise(), Diagonal(), Kronecker(), Kronecker("reduce"), EKFAC()]

@@ -7,9 +7,9 @@ from natgrad import EmpiricalFisher, ExactFisher, MonteCarloFisher
 from natgrad import operators as ops
 from natgrad.errors import SettingError
 from natgrad.operators import vectors
-from natgrad.operators.vectors import Draws, Gradients, Roots, vectors_of
+from natgrad.operators.vectors import Draws, LossGradients, Roots, vectors_of
 from oracles import close
-from unit.operators.small import CASES, N, case, known, randn, says
+from unit.operators.small_problems import CASES, N, case, known, randn, says
 
 
 def shown(own, kind):
@@ -45,15 +45,15 @@ def test_exact(name, numbers, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_empirical(name):
     own = known(name)
-    problem, output, batch = shown(own, Gradients())
+    problem, output, batch = shown(own, LossGradients())
     expected = own.dense.output_gradient * problem.weight
-    (stack,) = Gradients().stacks(problem.loss, output, batch, 0)
-    assert len(stack) == Gradients().per_sample(problem.loss, output) == 1
+    (stack,) = LossGradients().stacks(problem.loss, output, batch, 0)
+    assert len(stack) == LossGradients().per_sample(problem.loss, output) == 1
     assert close(stack[0].flatten(1), expected)
-    assert Gradients().scale(problem) == pytest.approx(N / problem.weight**2, rel=1e-12)
+    assert LossGradients().scale(problem) == pytest.approx(N / problem.weight**2, rel=1e-12)
     u = randn(2, *output.shape)
     inner = torch.einsum("nd,knd->kn", expected, u.flatten(2))
-    found = Gradients().curve(problem.loss, output, batch, 0, u)
+    found = LossGradients().curve(problem.loss, output, batch, 0, u)
     assert close(found.flatten(2), inner[..., None] * expected)
 
 
@@ -102,7 +102,7 @@ def test_processes_draw_apart():
 def test_of_a_curvature():
     problem = case("classes").problem()
     assert vectors_of(ExactFisher(), problem) == Roots()
-    assert vectors_of(EmpiricalFisher(), problem) == Gradients()
+    assert vectors_of(EmpiricalFisher(), problem) == LossGradients()
     assert vectors_of(MonteCarloFisher(3, seed=5), problem) == Draws(3, 5, 1, 0)
 
 

@@ -38,7 +38,7 @@ def test_no_candidate_is_cheaper(cluster, local, every, size):
 
 
 def test_gradients_that_travel_anyway_are_preconditioned_on_the_way():
-    """Local gradients and a refresh at every step on a slow network: what O5 is for."""
+    """Local gradients and a refresh at every step on a slow network: what Osawa 2019 is for."""
     every = {"update_every": 1, "refresh_every": 1}
     world = World(8, gradients_are_local=True, bucket_bytes=1 << 30, **every)
     plan = Auto(cluster=SLOW)(resnet50(8), world)

@@ -114,7 +114,7 @@ def test_no_rank_is_sent_a_piece_that_it_holds():
 
 class TestHybrid:
     def test_the_grid_has_rows_and_columns(self):
-        """K8: 8 ranks, 2 workers a block: columns {c, c + 4}, rows of 4."""
+        """KAISA: 8 ranks, 2 workers a block: columns {c, c + 4}, rows of 4."""
         plan = Hybrid(1 / 4)(mlp(8), World(8))
         assert {plan.workers[b.name] for b in plan.blocks} == {(0, 4), (1, 5), (2, 6), (3, 7)}
         for op in of(plan.apply, Return):
@@ -151,7 +151,7 @@ class TestHybrid:
         assert gathered == sorted(set(gathered))
 
     def test_a_and_g_of_a_block_may_lie_apart(self):
-        """P7: one layer, two ranks, each with one factor."""
+        """Pauloski 2022, sec. 4.3: one layer, two ranks, each with one factor."""
         plan = CommOpt()([linear("one", 8, 7, 2)], World(2))
         assert plan.decomposers == {("one", "A"): (0,), ("one", "G"): (1,)}
 
@@ -177,7 +177,7 @@ class TestHybrid:
 
 class TestCommOpt:
     def test_sends_nothing_on_a_stale_step_if_all_have_the_gradients(self):
-        """P9."""
+        """Pauloski 2022, sec. 4.3."""
         plan = CommOpt()(resnet50(8), World(8))
         assert all(plan.sent(rank).gradients == 0 for rank in range(8))
 
@@ -202,7 +202,7 @@ class TestMemOpt:
 
 class TestReduceScatter:
     def test_sends_half_the_bytes_of_an_all_reduce_of_factors(self):
-        """O6."""
+        """Osawa 2019, sec. 3.3."""
         plan = ReduceScatter()(resnet50(8), World(8))
         numbers = sum(spec.numel for spec in plan.factors.values())
         assert 2 * sum(plan.sent(r).factors for r in range(8)) == 2 * (8 - 1) * numbers * 4
@@ -210,7 +210,7 @@ class TestReduceScatter:
     def test_local_gradients_take_the_bytes_of_an_all_reduce_and_are_preconditioned_on_the_way(
         self,
     ):
-        """O5 to O7: there to the owner, and back with one number a block for the KL clip."""
+        """To the owner, and back with one number a block for the KL clip (Osawa 2019, sec. 3.3)."""
         size = 8
         plan = ReduceScatter()(resnet50(size), World(size, gradients_are_local=True))
         numbers = sum(b.numel for b in plan.blocks)
@@ -233,7 +233,7 @@ class TestReduceScatter:
 
     @pytest.mark.parametrize("size", range(3, 9))
     def test_blocks_are_owned_redundantly_by_ranks_that_outnumber_them(self, size):
-        """O8."""
+        """Osawa 2019, sec. 3.3."""
         plan = ReduceScatter()(few(size), World(size))
         assert sorted(r for ranks in plan.workers.values() for r in ranks) == list(range(size))
         for b in plan.blocks:
@@ -285,7 +285,7 @@ class TestLoads:
     @pytest.mark.parametrize("size", [2, 3, 4])
     def test_so_are_the_decompositions_of_comm_opt(self, size):
         plan = CommOpt()(mlp(size, depth=4), World(size))
-        costs = [Flops().decompose(spec, joint=True) for spec in plan.factors.values()]
+        costs = [Flops().decompose(spec) for spec in plan.factors.values()]
         longest = max(plan.work(rank).decompose for rank in range(size))
         assert longest <= self.bound(size) * self.optimum(costs, size)
 
@@ -311,10 +311,10 @@ class TestLoads:
         class Eight:
             """Nothing counts but matrices of one size."""
 
-            def decompose(self, spec, joint):
+            def decompose(self, spec):
                 return float(spec.dim == 8)
 
-            def precondition(self, block, joint):
+            def precondition(self, block):
                 return 0.0
 
         blocks = [linear("a", 4, 7, 2), linear("b", 50, 40, 2), linear("c", 4, 7, 2)]

@@ -1,7 +1,12 @@
-"""Which rank does what, for which kind of cluster."""
+"""Which rank does what, for which kind of cluster.
+
+A strategy gives every block a `Duty`: who preconditions it and who decomposes its factors.
+`assemble` makes the plan of that. To add one, write a frozen dataclass that is called with blocks
+and world.
+"""
 
 from natgrad.placement.strategies.auto import Auto
-from natgrad.placement.strategies.base import Duty, Strategy, assemble
+from natgrad.placement.strategies.base import Duty, Placement, assemble
 from natgrad.placement.strategies.hybrid import CommOpt, Hybrid, MemOpt
 from natgrad.placement.strategies.local import Local
 from natgrad.placement.strategies.reduce_scatter import ReduceScatter
@@ -13,7 +18,7 @@ __all__ = [
     "Hybrid",
     "Local",
     "MemOpt",
+    "Placement",
     "ReduceScatter",
-    "Strategy",
     "assemble",
 ]

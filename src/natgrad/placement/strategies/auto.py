@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from natgrad.checks import check_positive_fields
 from natgrad.errors import SettingError
-from natgrad.placement.checks import check_positive
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.plan import Plan
 from natgrad.placement.simulator import Timeline, simulate
-from natgrad.placement.strategies.base import Strategy
+from natgrad.placement.strategies.base import Placement
 from natgrad.placement.strategies.hybrid import Hybrid, divisors
 from natgrad.placement.strategies.reduce_scatter import ReduceScatter
 from natgrad.placement.world import Cluster, World
@@ -18,10 +18,15 @@ from natgrad.tables import bytes_text
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """All of `Hybrid`, and `ReduceScatter` if gradients are local, on ``cluster``.
+    """Simulates every `Hybrid`, and `ReduceScatter` if gradients are local, and takes the fastest
+    that fits into memory.
 
-    ``memory_limit``: bytes of factors and inverses that a rank may keep; ``None`` is the memory of
-    the cluster, if that is given."""
+    Arguments:
+        memory_limit: bytes of factors and inverses that a rank may keep; ``None`` is
+            ``cluster.memory``. If nothing fits, making a plan raises `SettingError`.
+        cluster: speeds and memory to simulate with.
+        cost: what decompositions and preconditioning cost, in operations.
+    """
 
     memory_limit: float | None = None
     cluster: Cluster = field(default=Cluster(), kw_only=True)
@@ -29,14 +34,20 @@ class Auto:
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None:
-            check_positive(self, "memory_limit")
+            check_positive_fields(self, "memory_limit")
 
     def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
         plans = (strategy(blocks, world) for strategy in self.candidates(world))
         return self.best((plan, simulate(plan, self.cluster, self.cost)) for plan in plans)
 
-    def candidates(self, world: World) -> list[Strategy]:
-        strategies: list[Strategy] = [
+    def candidates(self, world: World) -> list[Placement]:
+        """The strategies that are compared.
+
+        Arguments:
+            world: number of ranks, of which every divisor is a `Hybrid`, and whether gradients are
+                local.
+        """
+        strategies: list[Placement] = [
             Hybrid(workers / world.size, cost=self.cost) for workers in divisors(world.size)
         ]
         if world.gradients_are_local and world.size > 1:
@@ -44,7 +55,12 @@ class Auto:
         return strategies
 
     def best(self, priced: Iterable[tuple[Plan, Timeline]]) -> Plan:
-        """Of the plans of all candidates, each with what it costs."""
+        """The fastest plan that fits into memory; raises if none does.
+
+        Arguments:
+            priced: the plans of all candidates, each with its simulated times; of equally fast ones
+                the smallest is taken.
+        """
         limit = self.cluster.memory if self.memory_limit is None else self.memory_limit
         best: tuple[float, int, Plan] | None = None
         least: tuple[int, str] | None = None

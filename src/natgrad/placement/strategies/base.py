@@ -1,4 +1,9 @@
-"""From who works for each block to a plan: what every strategy has in common."""
+"""From who works for each block to a plan: what every strategy has in common.
+
+Given a `Duty` for each block, all messages follow: contributions to a factor are reduced to the
+ranks that decompose it, parts are broadcast to the workers that did not, gradients are gathered by
+the workers, and preconditioned gradients are returned to those that hold them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +28,28 @@ from natgrad.placement.world import World
 from natgrad.specs import BlockSpec, Piece, Ranks
 
 
-class Strategy(Protocol):
-    def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan: ...
+class Placement(Protocol):
+    """Which rank does what: a pure function, so that every rank finds the same plan."""
+
+    def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
+        """The plan of a model.
+
+        Arguments:
+            blocks: sizes of all blocks, in the order of the model.
+            world: number of ranks, and what else a plan depends on.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Who preconditions a block, and who decomposes each of its decomposed factors."""
+    """Who works for one block.
+
+    Arguments:
+        workers: ranks that precondition it, in increasing order, at least one.
+        decomposers: by the name of each decomposed factor, the ranks that decompose it, in
+            increasing order.
+    """
 
     workers: Ranks
     decomposers: Mapping[str, Ranks]
@@ -37,7 +57,12 @@ class Duty:
 
 def longest_first(costs: Sequence[float], machines: int) -> list[int]:
     """The machine of each job: the longest jobs first, each to the least loaded machine. The
-    longest load is at most 4/3 - 1/(3 machines) of the shortest possible one (Graham 1969)."""
+    longest load is at most 4/3 - 1/(3 machines) of the shortest possible one (Graham 1969).
+
+    Arguments:
+        costs: of the jobs.
+        machines: how many there are, at least 1.
+    """
     load = [0.0] * machines
     machine_of = [0] * len(costs)
     for job in sorted(range(len(costs)), key=lambda job: -costs[job]):
@@ -49,7 +74,13 @@ def longest_first(costs: Sequence[float], machines: int) -> list[int]:
 
 def join_idle(idle: Sequence[int], teams: list[list[int]], sizes: Sequence[float]) -> None:
     """Ranks without work do that of others once more, so that more ranks can hand out its result:
-    each joins the team with most to send (``sizes``) per member."""
+    each joins the team with most to send (``sizes``) per member.
+
+    Arguments:
+        idle: ranks without work.
+        teams: the ranks of each team, at least one; appended to in place.
+        sizes: numbers that each team has to send.
+    """
     for rank in idle:
         if teams:
             busiest = max(range(len(teams)), key=lambda team: sizes[team] / len(teams[team]))
@@ -59,7 +90,12 @@ def join_idle(idle: Sequence[int], teams: list[list[int]], sizes: Sequence[float
 def dealt(receivers: Sequence[int], sources: Ranks) -> Iterator[tuple[int, Ranks]]:
     """Receivers, in rank order, cut evenly over the sources, in rank order.
 
-    With a column of a grid as sources, each serves the rest of its row (K8)."""
+    With a column of a grid as sources, each serves the rest of its row (HYBRID-OPT of KAISA).
+
+    Arguments:
+        receivers: ranks that need something, in increasing order.
+        sources: ranks that have it, in increasing order, at least one.
+    """
     for i, source in enumerate(sources):
         first, last = (k * len(receivers) // len(sources) for k in (i, i + 1))
         if first < last:
@@ -75,8 +111,20 @@ def assemble(
     reduces: bool = True,
     scatters: bool = False,
 ) -> Plan:
-    """``reduces``: factors are those of all ranks' data; ``scatters``: local gradients are added up
-    only where they are preconditioned."""
+    """The plan that follows from who works for each block: every reduction, decomposition and
+    message.
+
+    Arguments:
+        strategy: name of the placement, for print.
+        blocks: sizes of all blocks, with names of their own.
+        world: number of ranks, and how gradients lie on them.
+        duties: who works for each block, in the order of ``blocks``.
+        reduces: whether factors are made of all ranks' data; otherwise each keeper uses its own
+            data alone.
+        scatters: whether local gradients are summed only where they are preconditioned
+            (reduce-scatter); otherwise everywhere (all-reduce). Without effect where DDP or FSDP
+            sums them.
+    """
     _check(blocks, world)
     pairs = list(zip(blocks, duties, strict=True))
     alone = world.size == 1

@@ -1,4 +1,7 @@
-"""No factor is ever sent: the owner of a block makes its factors from its own data."""
+"""No factor is ever sent: the owner of a block makes its factors from its own data.
+
+It trades accuracy for bytes, and is the only strategy that changes the result.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +16,11 @@ from natgrad.specs import BlockSpec
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Owners as those of `MemOpt`. The factors are noisier, from 1/W of the data each."""
+    """Owners as those of `MemOpt`. The factors are noisier, as each comes from 1/W of the data.
+
+    Arguments:
+        cost: what decompositions and preconditioning cost, for balancing the load of the ranks.
+    """
 
     cost: CostModel = field(default=Flops(), kw_only=True)
 

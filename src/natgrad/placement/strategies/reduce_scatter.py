@@ -1,5 +1,6 @@
-"""Osawa's five stages after the forward pass (O5 to O8): contributions to factors and gradients go
-to the owners of layers alone, and preconditioned gradients come back from them."""
+"""The stages of Osawa 2019 (sec. 3.3, algorithm 1): a reduce-scatter of factors and gradients to
+the owners of layers, and an all-gather of preconditioned gradients.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,14 @@ from natgrad.specs import BlockSpec
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """`MemOpt` that also adds up local gradients, at the owners only. Ranks that outnumber the
-    blocks own one together with others, and compute it redundantly (O8)."""
+    """`MemOpt` that also sums local gradients, by a reduce-scatter to the owners.
+
+    Where there are more ranks than blocks, several ranks own a block together and compute it
+    redundantly (Osawa 2019, sec. 3.3).
+
+    Arguments:
+        cost: what decompositions and preconditioning cost, for balancing the load of the ranks.
+    """
 
     cost: CostModel = field(default=Flops(), kw_only=True)
 

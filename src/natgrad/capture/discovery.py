@@ -1,0 +1,219 @@
+"""Which parameters of a model are preconditioned, by which block, and why the others are not.
+
+A module becomes one or more layers (`layers_of`), all layers of one weight become a block, and a
+parameter in no block is listed with its reason. Nothing is left out silently: a model without any
+block is an error, and so is a pattern of ``include`` or ``exclude`` that matches no module.
+
+Tied weights are one block. Uses in the same orientation, such as two modules with one weight, are
+further positions of the same sums. A tied embedding and head use ``W`` and ``W^T``: the embedding
+comes first and says how the weight is a matrix, and the head becomes a `TiedHead`, whose factors
+`natgrad.structures.kronecker` merges with the embedding's.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from natgrad.capture.blocks import Block
+from natgrad.errors import CoverageError
+from natgrad.inverses import Inverse
+from natgrad.layers import Elementwise, Layer, layers_of, registered
+from natgrad.layers.embedding import Embedding, TiedHead
+from natgrad.layers.functional import Projection
+from natgrad.layers.linear import Linear
+from natgrad.structures import Kronecker, Structure, UnitWise
+
+Pattern = str | nn.Module
+StructureOf = Structure | Callable[[Layer[Any]], Structure] | None
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """A parameter that is left to the optimizer."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user chose, as one value."""
+
+    structure: StructureOf
+    inverse: Inverse
+    include: tuple[Pattern, ...] | None
+    exclude: tuple[Pattern, ...]
+    factor_dtype: torch.dtype | None
+    batch_axis: int
+    regions: Mapping[str, float] = field(default_factory=dict)
+
+
+def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
+    """The blocks of ``root`` in the order of its modules, and all other parameters by name."""
+    uncovered: dict[str, Uncovered] = {}
+    layers: list[Layer[Any]] = []
+    claimed: set[nn.Module] = set()
+    _check_patterns(root, choice)
+    for raw_name, module in root.named_modules():
+        name = clean(raw_name)
+        own = list(module.named_parameters(recurse=False))
+        if module in claimed or not own:
+            continue
+        _refuse_lazy(name, module)
+        views = _excluded(name, module, choice) or layers_of(name, module)
+        if isinstance(views, str):
+            for short, parameter in own:
+                full = f"{name}.{short}" if name else short
+                reason = views if parameter.requires_grad else "frozen"
+                uncovered[full] = Uncovered(full, type(module).__name__, reason)
+            continue
+        for layer in views:
+            layer.batch_axis = choice.batch_axis
+            claimed.update(layer.claims)
+        layers += [layer for layer in views if layer.parameters]
+    biases = {id(layer.bias) for layer in layers}  # before ties part some from their weights
+    blocks = [
+        Block(
+            group[0].name,
+            group,
+            _structure(group[0], choice),
+            choice.inverse,
+            choice.factor_dtype,
+            _region_terms(group, choice),
+        )
+        for group in _tied(layers)
+    ]
+    covered = {id(p) for block in blocks for p in block.parameters}
+    for full, parameter in root.named_parameters():
+        full = clean(full)
+        if id(parameter) in covered:
+            uncovered.pop(full, None)
+        elif full not in uncovered or id(parameter) in biases:
+            reason = "a bias of a tied weight" if parameter.requires_grad else "frozen"
+            uncovered[full] = Uncovered(full, "", reason)
+    if not blocks:
+        reasons = sorted({f"{u.kind or u.name}: {u.reason}" for u in uncovered.values()})
+        raise CoverageError(
+            f"{type(root).__name__} has no layer that KFAC can precondition "
+            f"({'; '.join(reasons) or 'it has no parameters'}). Supported are "
+            f"{', '.join(registered())}; add your own with @natgrad.register."
+        )
+    return blocks, uncovered
+
+
+def clean(name: str) -> str:
+    """A module's or parameter's name without the wrappers of torch.compile."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def default_structure(layer: Layer[Any]) -> Structure:
+    return UnitWise() if isinstance(layer, Elementwise) else Kronecker()
+
+
+def _structure(layer: Layer[Any], choice: Choice) -> Structure:
+    wanted = choice.structure
+    if wanted is None:
+        chosen = default_structure(layer)
+    elif isinstance(wanted, Structure):
+        # One structure for the whole model leaves norm layers alone where it cannot hold for them.
+        chosen = wanted if wanted.fits(layer) or not isinstance(layer, Elementwise) else UnitWise()
+    else:
+        chosen = wanted(layer)
+        if not isinstance(chosen, Structure):
+            raise CoverageError(
+                f"The function passed as structure returned {chosen!r} for {layer.kind} "
+                f"{layer.name!r}; return a structure such as natgrad.Kronecker()."
+            )
+    chosen.check(choice.inverse)
+    return chosen
+
+
+def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
+    """Layers of one weight together, an embedding first."""
+    groups: dict[Any, list[Layer[Any]]] = {}
+    for layer in layers:
+        weight = layer.weight if layer.weight is not None else layer.bias
+        part = None  # of the weight, where it holds several matrices
+        if isinstance(layer, Projection):
+            part = (layer.slice if layer.weight is None else layer.own(layer.weight)).start
+        groups.setdefault((id(weight), part, layer.weight is None), []).append(layer)
+    out = []
+    for group in groups.values():
+        embeddings = [layer for layer in group if isinstance(layer, Embedding)]
+        if embeddings:
+            heads = [layer for layer in group if isinstance(layer, Linear)]
+            others = [layer for layer in group if layer not in embeddings and layer not in heads]
+            ties: list[Layer[Any]] = [_transposed(head) for head in heads]
+            group = [*embeddings, *ties, *others]
+        primary = group[0]
+        same = [u for u in group if isinstance(u, TiedHead) or u.shape[:2] == primary.shape[:2]]
+        if len(same) != len(group):
+            odd = next(u for u in group if u not in same)
+            raise CoverageError(
+                f"{odd.kind} {odd.name!r} and {primary.kind} {primary.name!r} share a weight but "
+                "see it as different matrices. Leave one of them out with exclude=[...]."
+            )
+        if len({id(layer.bias) for layer in group}) > 1:
+            for layer in group:
+                layer.bias = None  # it belongs to one use only, so it is no column of the shared W
+        out.append(group)
+    return out
+
+
+def _transposed(head: Linear) -> TiedHead:
+    tied = TiedHead(head.name, head.module)
+    tied.batch_axis = head.batch_axis
+    return tied
+
+
+def _refuse_lazy(name: str, module: nn.Module) -> None:
+    if any(is_lazy(p) for p in module.parameters(recurse=False)):
+        raise CoverageError(
+            f"{type(module).__name__} {name!r} has parameters without a shape yet. Run one batch "
+            "through the model before making KFAC (and the optimizer)."
+        )
+
+
+def _matches(name: str, module: nn.Module, patterns: Iterable[Pattern]) -> bool:
+    for pattern in patterns:
+        if isinstance(pattern, nn.Module):
+            if any(module is inner for inner in pattern.modules()):
+                return True
+        elif fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*"):
+            return True
+    return False
+
+
+def _excluded(name: str, module: nn.Module, choice: Choice) -> str:
+    if choice.include is not None and not _matches(name, module, choice.include):
+        return "not among include"
+    return "excluded" if _matches(name, module, choice.exclude) else ""
+
+
+def _region_terms(uses: list[Layer[Any]], choice: Choice) -> float | None:
+    """By the first pattern that has all uses of the weight."""
+    for pattern, terms in choice.regions.items():
+        if all(_matches(layer.name, layer.module, [pattern]) for layer in uses):
+            return terms
+    return None
+
+
+def _check_patterns(root: nn.Module, choice: Choice) -> None:
+    """A pattern that matches nothing is a mistake, and would silently do nothing."""
+    named = [(clean(name), module) for name, module in root.named_modules()]
+    given: dict[str, Iterable[Pattern]] = {"include": choice.include or ()}
+    given |= {"exclude": choice.exclude, "regions": choice.regions}
+    for label, patterns in given.items():
+        for pattern in patterns:
+            if not any(_matches(name, module, [pattern]) for name, module in named):
+                what = pattern if isinstance(pattern, str) else type(pattern).__name__
+                raise CoverageError(
+                    f"{label} has {what!r}, which matches no module of {type(root).__name__}. "
+                    f"Names are those of named_modules(), such as {named[-1][0]!r}."
+                )

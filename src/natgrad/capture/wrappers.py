@@ -1,0 +1,83 @@
+"""Models in wrappers, compiled models, autocast and gradient scalers.
+
+Hooks come and go with the steps, and compiled code does not look for hooks that come later. So
+compiled modules run eagerly on the steps that update the curvature, and compiled, without any hook,
+on all others: nine steps of ten, once the default intervals are reached.
+
+Statistics and preconditioning keep their precision inside autocast. A GradScaler's loss scale is
+taken out of ``.grad`` by ``unscale_``, and out of captured gradients by division.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from natgrad.comm.layouts import AVERAGING
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside ``torch.compile`` and data-parallel wrappers."""
+    while True:
+        if isinstance(model, OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, (*AVERAGING, nn.DataParallel)):
+            model = model.module  # type: ignore[assignment]
+        else:
+            return model
+
+
+class Compiled:
+    """All compiled modules in and around a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._all = list(model.modules())
+        self._wrappers = [(m, m.forward) for m in self._all if isinstance(m, OptimizedModule)]
+        self._modules: list[tuple[nn.Module, Any]] = []
+        self.eager = False
+
+    @property
+    def found(self) -> bool:
+        return bool(self._wrappers) or any(m._compiled_call_impl for m in self._all)
+
+    def run_eagerly(self, wanted: bool) -> None:
+        """Switch every compiled module over; what was compiled stays compiled for the next time."""
+        if wanted == self.eager:
+            return
+        self.eager = wanted
+        for wrapper, compiled in self._wrappers:
+            wrapper.forward = wrapper._orig_mod.__call__ if wanted else compiled
+        if wanted:
+            self._modules = [(m, m._compiled_call_impl) for m in self._all if m._compiled_call_impl]
+            for module, _ in self._modules:
+                module._compiled_call_impl = None
+        else:
+            for module, compiled in self._modules:
+                module._compiled_call_impl = compiled
+            self._modules = []
+
+
+@contextmanager
+def no_autocast(device: torch.device) -> Iterator[None]:
+    """Tensors keep their precision, also if backward() or step() is called inside autocast."""
+    if not torch.is_autocast_enabled(device.type):
+        yield
+        return
+    with torch.autocast(device.type, enabled=False):
+        yield
+
+
+def unscale(scaler: GradScaler | None, optimizer: Optimizer | None) -> float:
+    """Unscale ``.grad``, unless the user did; returns the loss scale of captured gradients."""
+    if scaler is None or optimizer is None or not scaler.is_enabled():
+        return 1.0
+    scale = scaler.get_scale()
+    if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+        scaler.unscale_(optimizer)
+    return scale

@@ -1,0 +1,47 @@
+"""Functions of a block, given by what they do to its eigenvalues: ``f(F) = Q f(l) Q^T``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Of eigenvalues ``[b, ...]``, entry by entry: a new tensor of the same shape.
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DampedPower:
+    """``(l + damping)^exponent``: -1 is the damped inverse, -1/2 its root.
+
+    Sums are kept above the rounding error of the largest eigenvalue, so that nothing divides by 0
+    where there is no damping.
+
+    Arguments:
+        exponent: any number.
+        damping: ``≥ 0``, added to every eigenvalue first.
+    """
+
+    exponent: float = -1.0
+    damping: float = 0.0
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """The function of eigenvalues, as a new tensor.
+
+        Arguments:
+            values: ``[b, …]``, eigenvalues of ``b`` matrices, none of them negative.
+        """
+        damped = floored(values + self.damping, values.flatten(1).amax(1))
+        return damped.reciprocal_() if self.exponent == -1 else damped.pow_(self.exponent)
+
+
+def floored(damped: Tensor, largest: Tensor) -> Tensor:
+    """The eigenvalues, kept above the rounding error of the largest: nothing divides by 0.
+
+    Arguments:
+        damped: ``[b, …]``, eigenvalues with their damping.
+        largest: ``[b]``, the largest eigenvalue of each matrix, without it.
+    """
+    floor = largest * torch.finfo(damped.dtype).eps
+    floor = floor.clamp(min=torch.finfo(torch.float32).tiny ** 0.5)
+    return torch.maximum(damped, floor.view(-1, *([1] * (damped.ndim - 1))))

@@ -1,0 +1,234 @@
+"""Inverses that know all eigenvalues of a factor, and blocks on which any function can act.
+
+``G x A = (Q_G x Q_A) diag(l_G l_A^T) (Q_G x Q_A)^T``, so that ``f(G x A) M`` is
+
+    Q_G ((Q_G^T M Q_A) * f(l_G l_A^T)) Q_A^T
+
+four products, and with ``f(l) = 1 / (l + damping)`` exactly the damped inverse of the whole block
+(Pauloski 2022, eq. 11-13). EKFAC puts eigenvalues of its own in the place of ``l_G l_A^T``.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from natgrad.inverses.base import Inverse, Parts
+from natgrad.inverses.decomposed import Decomposed, DecomposedFactor, sandwiched
+from natgrad.inverses.functions import DampedPower, Function
+from natgrad.linalg.products import filtered, product, scaled
+from natgrad.specs import FactorCost, FactorSpec
+
+
+class Basis(NamedTuple):
+    """``F = Q diag(values) Q^T``.
+
+    Arguments:
+        rows: ``Q^T [b, d, d]``, an eigenvector a row; empty where ``Q`` is the identity.
+        values: ``[b, d]``, eigenvalues, none of them negative.
+    """
+
+    rows: Tensor
+    values: Tensor
+
+    @property
+    def is_identity(self) -> bool:
+        return self.rows.numel() == 0
+
+    def coordinates(self, t: Tensor) -> Tensor:
+        """``t Q``: the vectors in the eigenbasis.
+
+        Arguments:
+            t: ``[b, n, s, d]``, vectors along the last axis.
+        """
+        return t if self.is_identity else t @ self.rows.mT.unsqueeze(1)
+
+    def root(self, function: Function) -> Tensor:
+        """``Q f(values) Q^T [b, d, d]``, or ``f(values) [b, d]`` where ``Q`` is the identity.
+
+        Arguments:
+            function: ``f`` of eigenvalues, entry by entry, such as ``DampedPower(-0.5)``.
+        """
+        scale = function(self.values)
+        return scale if self.is_identity else self.rows.mT @ scaled(scale, self.rows)
+
+
+class Diagonalization(Inverse):
+    """Derived classes write ``decompose`` and ``basis``; damping acts when the block is applied."""
+
+    damps_factors: ClassVar[bool] = False
+
+    @abstractmethod
+    def basis(self, parts: Parts) -> Basis:
+        """Eigenvectors and eigenvalues of a factor.
+
+        Arguments:
+            parts: what ``decompose`` or ``decompose_diagonal`` gave.
+        """
+
+    def basis_of(self, factor: DecomposedFactor) -> Basis:
+        """The same of a decomposed factor, of which a diagonal one is in its own basis.
+
+        Arguments:
+            factor: decomposed by this inverse.
+        """
+        if factor.diagonal:
+            (values,) = factor.parts
+            return Basis(values.new_empty(len(values), 0), values)
+        return self.basis(factor.parts)
+
+    def solve(self, parts: Parts, m: Tensor) -> Tensor:
+        return self.apply_power(parts, m, -1.0)
+
+    def apply_power(self, parts: Parts, m: Tensor, exponent: float) -> Tensor:
+        """Without any damping."""
+        rows, values = self.basis(parts)
+        return _filtered_columns(rows, DampedPower(exponent)(values), m)
+
+    def error(self, parts: Parts, matrix: Tensor, damping: Tensor) -> Tensor:
+        """``|Q^T F Q - diag| / |F|``: what is left beside the diagonal in the old basis."""
+        rows, _ = self.basis(parts)
+        rotated = rows @ matrix @ rows.mT
+        total = rotated.norm()
+        beside = rotated - torch.diag_embed(rotated.diagonal(dim1=1, dim2=2))
+        error: Tensor = beside.norm() / total.clamp(min=1e-30)
+        return error
+
+    def diagonal_error(self, parts: Parts, values: Tensor, damping: Tensor) -> Tensor:
+        """There is nothing to rotate: how far the values themselves have moved."""
+        moved: Tensor = (values - parts[0]).norm() / values.norm().clamp(min=1e-30)
+        return moved
+
+    def cost(self, spec: FactorSpec) -> FactorCost:
+        """An eigendecomposition, and a product there and one back for each side."""
+        return replace(spec, cost=None).work
+
+    def decompose_diagonal(self, values: Tensor, damping: Tensor) -> Parts:
+        """The values alone: they are the eigenvalues already."""
+        return (values.clamp(min=0.0),)
+
+    def blocks(self, factor: DecomposedFactor) -> Decomposed:
+        return SpectralBlocks(self.basis_of(factor))
+
+    def kronecker(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> Decomposed:
+        left, right = (None if f is None else self.basis_of(f) for f in (g, a))
+        return SpectralProduct(left, right)
+
+    def rotated(self, g: DecomposedFactor, a: DecomposedFactor, values: Tensor) -> Decomposed:
+        return SpectralProduct(self.basis_of(g), self.basis_of(a), values)
+
+
+class SpectralBlocks(Decomposed):
+    """One factor over pieces of ``vec(W)``.
+
+    Arguments:
+        basis: of as many matrices as there are pieces.
+    """
+
+    def __init__(self, basis: Basis) -> None:
+        self.basis = basis
+
+    def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
+        rows, values = self.basis
+        pieces = m.reshape(len(values), -1, 1)
+        found = _filtered_columns(rows, function(values), pieces).view(m.shape)
+        return found if out is None else out.copy_(found)
+
+    def multiply(self, m: Tensor, damping: float) -> Tensor:
+        return self.apply(lambda values: values + damping, m)
+
+    def tensors(self) -> Iterator[Tensor]:
+        return iter(())
+
+
+class SpectralProduct(Decomposed):
+    """A block in the eigenbasis ``Q_G x Q_A`` of two factors.
+
+    What a function makes of all eigenvalues is kept until the function or the parts change.
+
+    Arguments:
+        g: of the factor over rows; ``None`` is the identity.
+        a: of the factor over columns; ``None`` is the identity, though not of both.
+        values: ``[b, rows * cols]``, eigenvalues in that basis; ``None`` is ``l_G l_A^T``.
+    """
+
+    def __init__(self, g: Basis | None, a: Basis | None, values: Tensor | None = None) -> None:
+        self.g, self.a, self.given = g, a, values
+        self._function: Function | None = None
+        self._scale: Tensor | None = None
+        self._whitens: tuple[float, float] | None = None
+        self._roots: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def values(self, shape: torch.Size) -> Tensor:
+        """All eigenvalues, in that shape.
+
+        Arguments:
+            shape: ``[b, rows, cols]``.
+        """
+        if self.given is not None:
+            return self.given.view(shape)
+        if self.g is not None and self.a is not None:
+            return self.g.values.unsqueeze(2) * self.a.values.unsqueeze(1)
+        if self.g is not None:
+            return self.g.values.unsqueeze(2).expand(shape)
+        assert self.a is not None
+        return self.a.values.unsqueeze(1).expand(shape)
+
+    def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
+        if self._scale is None or self._function != function:
+            self._function, self._scale = function, function(self.values(m.shape))
+        return self._filtered(m, self._scale, out)
+
+    def multiply(self, m: Tensor, damping: float) -> Tensor:
+        return self._filtered(m, self.values(m.shape) + damping)
+
+    def whiten(self, m: Tensor, power: float, damping: float) -> Tensor:
+        """Each side by a root of its own, which is kept as a matrix: two products a call.
+
+        The damping is split as for inverses of single factors, ``pi sqrt(damping)`` for A and
+        ``sqrt(damping) / pi`` for G with ``pi^2 = mean(l_A) / mean(l_G)``. Eigenvalues that are no
+        product have no such sides.
+        """
+        if self.given is not None or self.g is None or self.a is None:
+            return super().whiten(m, power, damping)
+        if self._whitens != (power, damping):
+            a, g = self.a.values.mean(1, keepdim=True), self.g.values.mean(1, keepdim=True)
+            pi = torch.where((a > 0) & (g > 0), a / g, torch.ones_like(a)).sqrt()
+            self._whitens, self._roots = (
+                (power, damping),
+                (
+                    _damped_root(self.g, power, damping**0.5 / pi),
+                    _damped_root(self.a, power, damping**0.5 * pi),
+                ),
+            )
+        left, right = self._roots
+        return sandwiched(left, m, right)
+
+    def _filtered(self, m: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
+        empty = m.new_empty(0)
+        rows_g = empty if self.g is None else self.g.rows
+        rows_a = empty if self.a is None else self.a.rows
+        return filtered(rows_g, rows_a, m, scale, torch.empty_like(m) if out is None else out)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (t for t in (self._scale, *self._roots) if t is not None)
+
+    def forget(self) -> None:
+        self._function = self._scale = self._whitens = None
+        self._roots = (None, None)
+
+
+def _damped_root(basis: Basis, power: float, damping: Tensor) -> Tensor:
+    """``(F + damping I)^(-power/2)`` with a ``damping [b, 1]`` for each matrix."""
+    return Basis(basis.rows, basis.values + damping).root(DampedPower(-power / 2))
+
+
+def _filtered_columns(rows: Tensor, scale: Tensor, m: Tensor) -> Tensor:
+    """``Q diag(scale) Q^T m`` for ``m [b, d, k]``."""
+    if rows.numel() == 0:
+        return scaled(scale, m)
+    rotated = scaled(scale, product(rows, m, torch.empty_like(m)))
+    return product(rows.mT, rotated, torch.empty_like(m))

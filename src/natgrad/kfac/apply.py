@@ -1,0 +1,199 @@
+"""The apply clock: preconditioning all gradients, clipping the step, and keeping bad numbers out.
+
+    grad <- nu (F + damping I)^-1 grad,    nu = min(1, sqrt(kl_clip / sum lr^2 |<new, old>|))
+
+Gradients come to the ranks that precondition them (`Gradients`), are preconditioned stack by stack
+(`Stack`), and go back. Then all of them are multiplied by one number for the whole model: the KL
+clip ``nu``, which keeps the direction, or 0 where anything is not finite. A bad batch then moves no
+weight on any rank; zeroing only the bad layers would be a step in a direction that nobody computed.
+
+What a step needs and no step changes (stacks, views, lists of parameters) is prepared when a
+further block becomes ready.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from natgrad.capture.blocks import Block
+from natgrad.errors import CaptureError
+from natgrad.kfac.clipping import LearningRates, kl_scale
+from natgrad.kfac.low_rank import LowRankGradients, OuterProduct
+from natgrad.kfac.prediction import QuadraticModel
+from natgrad.kfac.ranks.gradients import Gradients
+from natgrad.kfac.ranks.team import Team
+from natgrad.kfac.settings import KFACSettings
+from natgrad.kfac.stacks import Stack, stacked
+from natgrad.kfac.step import Step
+from natgrad.linalg.workspace import allow
+from natgrad.schedules import LevenbergMarquardt
+
+
+class Preconditioning:
+    """Stacks are made anew whenever a further block has become ready."""
+
+    def __init__(
+        self,
+        team: Team,
+        gradients: Gradients,
+        settings: KFACSettings,
+        optimizer: Optimizer | None,
+        low_rank: LowRankGradients,
+        prediction: QuadraticModel,
+    ) -> None:
+        self.team, self.gradients, self.settings = team, gradients, settings
+        self.low_rank, self.prediction = low_rank, prediction
+        self.rates = LearningRates(optimizer)
+        self.zeroed = 0  # steps whose gradient was not finite
+        self.stacks: list[Stack] = []
+        self.buffers: list[Tensor] = []
+        self.ready: list[Block] = []  # on all ranks together
+        self._all_ready = False
+        self._versions: list[int] = []
+        self._covered: list[nn.Parameter] = []  # of blocks that are ready, each once
+        self._uncovered = gradients.parameters
+
+    def __call__(self, step: Step) -> None:
+        self._prepare()
+        scale = self._collect(step)
+        dots = torch.zeros(len(self.team.blocks), dtype=self.team.dtype, device=self.team.device)
+        outers = self._outers(step.loss_scale) if self.low_rank.found else {}
+        complete = self._precondition(step, outers, dots)
+        self.gradients.give_back(dots)
+        owned, others = self._divide(outers, complete)
+        finite = self.gradients.finite(others)  # asks all ranks, so before any leaves
+        if not owned and not outers and not others:
+            return
+        factor = kl_scale(dots.sum() * scale**2, step.values.kl_clip) * scale
+        factor = torch.where(finite, factor, torch.zeros_like(factor))
+        self._scale(factor, owned, others, outers)
+
+    # Stacks.
+
+    def _prepare(self) -> None:
+        """What only changes when blocks become ready, are refreshed, or learning rates change."""
+        if not self._all_ready:
+            self.restack()
+        if self._versions != (now := [block.version for block in self.ready]):
+            self._versions = now
+            for stack in self.stacks:
+                stack.check_versions()
+        self.rates.read()
+
+    def restack(self) -> None:
+        ready = [block for block in self.team.blocks.values() if block.ready]
+        if len(ready) == len(self.ready):
+            return
+        self.ready, self._all_ready = ready, len(ready) == len(self.team.blocks)
+        mine = set(self.team.applies)
+        self.stacks = stacked([block for block in ready if block in mine], self.team.order)
+        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+        for stack in self.stacks:
+            key = (stack.dtype, stack.device)
+            sizes[key] = max(stack.numel, sizes.get(key, 0))
+        room = {
+            key: tuple(torch.empty(size, dtype=key[0], device=key[1]) for _ in range(2))
+            for key, size in sizes.items()
+        }
+        for stack in self.stacks:
+            stack.bind(*room[stack.dtype, stack.device])
+        self.buffers = [buffer for both in room.values() for buffer in both]
+        covered = {id(p): p for block in ready for p in block.parameters}
+        self._covered = list(covered.values())
+        self._uncovered = [p for p in self.gradients.parameters if id(p) not in covered]
+        # Two products of a stack's gradients, at every step.
+        allow(2 * max((s.numel * s.raw.element_size() for s in self.stacks), default=0))
+
+    def invalidate(self) -> None:
+        """The parts were replaced by others: begin without stacks."""
+        self.stacks, self.buffers, self.ready, self._all_ready = [], [], [], False
+        self._covered, self._uncovered = [], self.gradients.parameters
+
+    # Stages of a step.
+
+    def _collect(self, step: Step) -> float:
+        """Bring gradients to the ranks that precondition them; returns what makes them those of the
+        mean loss of a term."""
+        samples = self.gradients.agree(step.samples, self.ready)
+        weight = 1.0
+        if self.gradients.are_local and self.settings.reduction == "mean":
+            weight = (step.samples or 0) / samples if samples else 1.0 / self.team.size
+        scale = self._gradient_scale(samples if self.gradients.are_local else step.samples, step)
+        rule = self.settings.damping
+        if isinstance(rule, LevenbergMarquardt) and step.index % rule.every == 0:
+            share = weight if self.gradients.are_local else 1.0 / self.team.size
+            self.prediction.remember(scale, share)
+        self.gradients.collect(weight)
+        return scale
+
+    def _gradient_scale(self, samples: int | None, step: Step) -> float:
+        if self.settings.reduction == "mean":
+            return 1.0
+        # An empty batch has no samples, but was seen.
+        if not samples and not step.passes and self.gradients.any_here():
+            raise CaptureError(
+                "SumLoss() needs the number of samples, but the model itself was not called since "
+                "the last step. Call the model KFAC was given, or pass step(samples=...)."
+            )
+        return self.settings.gradient_scale(samples or 1)
+
+    def _outers(self, loss_scale: float) -> dict[Block, OuterProduct]:
+        return {
+            block: outer
+            for stack in self.stacks
+            for block in stack.blocks
+            if (outer := self.low_rank.take(block, loss_scale)) is not None
+        }
+
+    def _precondition(self, step: Step, outers: dict[Block, OuterProduct], dots: Tensor) -> bool:
+        """Returns whether every block that is ready had its gradients."""
+        complete = True
+        dampings = step.values.dampings([stack.blocks[0] for stack in self.stacks])
+        found = [self.gradients.of(stack.parameters) for stack in self.stacks]
+        for stack, gradients, damping in zip(self.stacks, found, dampings, strict=True):
+            if outers and any(block in outers for block in stack.blocks):
+                stack.precondition_apart(gradients, outers, damping, self.rates, dots)
+                complete = False
+            else:
+                complete &= stack.precondition(gradients, damping, self.rates, dots)
+        return complete and self.gradients.complete
+
+    def _divide(
+        self, outers: dict[Block, OuterProduct], complete: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients that were preconditioned, and all others, of parameters without a block, or
+        with one that is not ready: this rank's local parts. Those in ``outers`` are neither yet."""
+        if complete and not outers:
+            return self.gradients.here(self._covered), self.gradients.here(self._uncovered)
+        owned, later = (
+            {id(p) for block in blocks for p in block.parameters}
+            for blocks in (self.gradients.present, outers)
+        )
+        rest = [p for p in self.gradients.parameters if id(p) not in later]
+        mine = [p for p in rest if id(p) in owned]
+        others = [p for p in rest if id(p) not in owned]
+        return self.gradients.here(mine), self.gradients.here(others)
+
+    def _scale(
+        self,
+        factor: Tensor,
+        owned: list[Tensor],
+        others: list[Tensor],
+        outers: dict[Block, OuterProduct],
+    ) -> None:
+        """Multiply all preconditioned gradients; 0 stands for a step that must not happen."""
+        if factor.is_cpu:  # reading a number of the CPU waits for nothing
+            value = float(factor)
+            if value == 0.0:
+                self.zeroed += 1
+                raw = [p.grad for b in outers for p in b.parameters if p.grad is not None]
+                torch._foreach_zero_([*owned, *others, *raw])
+                return
+            if value != 1.0 and owned:
+                torch._foreach_mul_(owned, value)
+            for outer in outers.values():
+                outer.write(value)
+            return
+        for grad in (*owned, *others):
+            torch.where(factor > 0, grad, torch.zeros_like(grad), out=grad)
+        torch._foreach_mul_(owned, factor)

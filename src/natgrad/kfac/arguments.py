@@ -1,0 +1,105 @@
+"""Whether the arguments of a preconditioner are what they must be, said when they are given.
+
+A wrong argument would otherwise fail in a hook, many steps later, or on one rank only. Each message
+names the argument, the value, what is allowed and what to pass instead.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+
+from natgrad.curvature.fisher import Fisher
+from natgrad.errors import SettingError
+from natgrad.inverses import Inverse
+from natgrad.kfac.ranks.distributed import Distributed, Group
+from natgrad.loss_scale import MeanLoss, SumLoss
+from natgrad.structures import Structure
+
+
+def check_model(model: Any, optimizer: Any, kl_clip: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise SettingError(
+            f"model is a {type(model).__name__} but must be a torch.nn.Module: pass the network."
+        )
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise SettingError(
+            f"optimizer is a {type(optimizer).__name__} but must be a torch.optim.Optimizer or "
+            "None: pass the optimizer whose step() follows."
+        )
+    if optimizer is None and kl_clip is not None:
+        raise SettingError(
+            f"kl_clip={kl_clip!r} needs the learning rate, and there is no optimizer to ask: pass "
+            "KFAC(model, optimizer), or kl_clip=None."
+        )
+
+
+def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
+    """Each is an object; a class, as in ``structure=EKFAC``, is a frequent mistake."""
+    if curvature is not None and not isinstance(curvature, Fisher):
+        raise SettingError(
+            f"curvature is {curvature!r} but must be a Fisher: pass natgrad.EmpiricalFisher(), "
+            "natgrad.MonteCarloFisher() or natgrad.ExactFisher()."
+        )
+    if inverse is not None and not isinstance(inverse, Inverse):
+        raise SettingError(
+            f"inverse is {inverse!r} but must be an inverse: pass natgrad.Eigen() or "
+            "natgrad.Cholesky()."
+        )
+    function = callable(structure) and not isinstance(structure, type)
+    if structure is not None and not isinstance(structure, Structure) and not function:
+        raise SettingError(
+            f"structure is {structure!r} but must be a structure or a function of a layer: pass an "
+            "object such as natgrad.Kronecker()."
+        )
+
+
+def group_of(distributed: Any) -> Group:
+    """The ranks that train together; all ranks if ``distributed`` is wrong, so that all raise."""
+    return distributed.group if isinstance(distributed, Distributed) else None
+
+
+def check_groups(loss: Any, distributed: Any) -> None:
+    if not isinstance(loss, MeanLoss | SumLoss):
+        raise SettingError(
+            f"loss is {loss!r} but must say how the loss adds up its samples: pass "
+            "natgrad.MeanLoss() or natgrad.SumLoss()."
+        )
+    if not isinstance(distributed, Distributed):
+        placement = callable(distributed) and not isinstance(distributed, type)
+        example = f"Distributed(placement={distributed!r})" if placement else "Distributed()"
+        raise SettingError(
+            f"distributed is {distributed!r} but must be a natgrad.Distributed: pass "
+            f"natgrad.{example}."
+        )
+
+
+def regions(loss: MeanLoss | SumLoss, curvature: Fisher) -> dict[str, float]:
+    """Terms of a region by pattern, as many as a term of a sample."""
+    given = loss.regions if isinstance(loss, MeanLoss) else None
+    if given and curvature.observes:
+        raise SettingError(
+            f"regions are counted in the backward pass of the loss, which {curvature!r} does not "
+            "look at: leave them out, or pass natgrad.EmpiricalFisher()."
+        )
+    return {name: float(terms) / loss.terms_per_sample for name, terms in (given or {}).items()}
+
+
+def check_tensors(factor_dtype: Any, scaler: Any, optimizer: Any) -> None:
+    dtype = isinstance(factor_dtype, torch.dtype) and factor_dtype.is_floating_point
+    if factor_dtype is not None and not dtype:
+        raise SettingError(
+            f"factor_dtype is {factor_dtype!r} but must be a floating-point dtype or None: pass "
+            "one such as torch.bfloat16."
+        )
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise SettingError(
+            f"scaler is a {type(scaler).__name__} but must be a torch.amp.GradScaler or None: pass "
+            "the one that scales the loss."
+        )
+    if scaler is not None and optimizer is None:
+        raise SettingError(
+            "scaler needs the optimizer whose gradients it unscales: pass KFAC(model, optimizer, "
+            "scaler=scaler)."
+        )

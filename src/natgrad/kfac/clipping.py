@@ -1,0 +1,62 @@
+"""How long a step may be: the KL clip, and the learning rates that it needs.
+
+A step ``d`` changes the model's predictions by ``KL ~ 1/2 d^T F d``. With ``d = lr F^-1 grad`` that
+is ``1/2 lr^2 <F^-1 grad, grad>``: the curvature need not be multiplied once more, an inner product
+a block is enough. The step is a trust region in that metric (Pauloski 2022, eq. 16):
+
+    nu = min(1, sqrt(kl_clip / sum_blocks lr^2 |<preconditioned, raw>|))
+
+It is one number for the whole model, so that the clip changes the length of a step and never its
+direction. The learning rate is the optimizer's, which has to be known for that.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class LearningRates:
+    """The learning rate that the optimizer has now for a parameter; 0 for one it does not have."""
+
+    def __init__(self, optimizer: Optimizer | None) -> None:
+        self.optimizer = optimizer
+        self._group: dict[int, int] = {}
+        self._sizes: list[int] = []
+        self._values: list[float] = []
+        self.version = 0  # changes whenever a learning rate does
+
+    def read(self) -> None:
+        """Look at the optimizer's groups, once a step."""
+        if self.optimizer is None:
+            return
+        groups = self.optimizer.param_groups
+        sizes = [len(group["params"]) for group in groups]
+        values = [float(group["lr"]) for group in groups]
+        if self._sizes != sizes:
+            self._sizes = sizes
+            self._group = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+        elif self._values == values:
+            return
+        self._values = values
+        self.version += 1
+
+    def of(self, parameter: nn.Parameter) -> float:
+        """As of the last ``read``."""
+        if self.optimizer is None:
+            return 1.0
+        index = self._group.get(id(parameter))
+        return 0.0 if index is None else self._values[index]
+
+
+def kl_scale(total: Tensor, clip: float | None) -> Tensor:
+    """``min(1, sqrt(clip / total))`` for ``total = sum lr^2 |<preconditioned, raw>|``.
+
+    Pauloski 2022, eq. 16.
+
+    0 where ``total`` is not finite: such a gradient must not reach the weights.
+    """
+    one = torch.ones_like(total)
+    if clip is not None:
+        bound = total.abs().clamp(min=torch.finfo(total.dtype).tiny)
+        one = (clip / bound).sqrt().clamp(max=1.0)
+    return torch.where(torch.isfinite(total), one, torch.zeros_like(one))

@@ -1,0 +1,67 @@
+"""The methods of a preconditioner that only look: what it covers, keeps, sends and takes.
+
+They are a base class of `natgrad.KFAC`, so that preconditioner.py holds the story of a step alone.
+"""
+
+from torch import nn
+
+from natgrad.capture.blocks import Block
+from natgrad.capture.discovery import Uncovered
+from natgrad.capture.statistics import Statistics
+from natgrad.capture.stopwatch import Stopwatch
+from natgrad.comm import Communicator
+from natgrad.kfac import reports
+from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.ranks.team import Team
+from natgrad.kfac.settings import KFACSettings
+from natgrad.placement import Plan
+from natgrad.tables import Table
+
+
+class Inspection:
+    """The methods of `natgrad.KFAC` that only look."""
+
+    model: nn.Module
+    blocks: list[Block]
+    uncovered: dict[str, Uncovered]
+    comm: Communicator
+    team: Team
+    watch: Stopwatch
+    statistics: Statistics
+    settings: KFACSettings
+    preconditioning: Preconditioning
+    steps: int
+
+    @property
+    def plan(self) -> Plan:
+        """Who reduces, decomposes and preconditions what; prints as a table, ``draw()`` draws."""
+        return self.team.plan
+
+    def traffic(self) -> reports.TrafficTable:
+        """Bytes that this rank has sent, by purpose, since the start."""
+        return reports.traffic(self.comm, self.steps)
+
+    def coverage(self) -> Table:
+        """Every parameter: the structure that preconditions it, or why none does."""
+        return reports.coverage(self.model, self.blocks, self.uncovered)
+
+    def memory(self) -> Table:
+        """Bytes by block and purpose."""
+        applied = self.preconditioning
+        return reports.memory(self.blocks, applied.stacks, applied.buffers)
+
+    def timings(self) -> reports.Timings:
+        """Seconds by stage, since the start."""
+        return reports.timings(self.watch, self.steps)
+
+    def time_with(self, watch: Stopwatch) -> None:
+        """Measure the seconds of all stages with another stopwatch from now on.
+
+        Arguments:
+            watch: called with the name of a stage, it gives a context for its time.
+        """
+        self.watch = self.statistics.watch = watch
+
+    def drift(self) -> reports.DriftTable:
+        """How fast the factors change, and how far their decompositions lag behind."""
+        return reports.drift(self.blocks, self.settings.at(self.steps))

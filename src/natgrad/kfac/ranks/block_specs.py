@@ -1,0 +1,83 @@
+"""Blocks as the planner sees them: sizes, costs, and which rank holds which piece of a gradient.
+
+The planner has no tensors. Each rank says which box of every parameter it holds (`box_of`); boxes
+that several ranks hold are one piece with several holders. All pieces of a block must cover its
+gradient exactly once, which is checked, as a number that is missing or held twice would be
+preconditioned wrongly without an error.
+"""
+
+from itertools import pairwise
+from math import prod
+
+from natgrad.capture.blocks import Block
+from natgrad.comm.layouts import Box, box_of
+from natgrad.errors import SettingError
+from natgrad.specs import BlockSpec, FactorSpec, Piece
+
+
+def boxes_of(block: Block) -> list[Box]:
+    """The box of each parameter that this rank holds and that belongs to the block."""
+    layer = block.layers[0]
+    return [_common(box_of(p), layer.region(p)) for p in block.parameters]
+
+
+def _common(one: Box, other: Box) -> Box:
+    both = ((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return tuple((first, max(first, end)) for first, end in both)
+
+
+def spec_of(block: Block, boxes: list[list[Box]], *, packed: bool) -> BlockSpec:
+    """``boxes[rank][parameter]``."""
+    pieces = []
+    for index in range(len(block.parameters)):
+        holders: dict[Box, list[int]] = {}
+        for rank, own in enumerate(boxes):
+            holders.setdefault(own[index], []).append(rank)
+        pieces += [
+            piece
+            for box, ranks in sorted(holders.items())
+            if (piece := Piece(index, box, tuple(ranks))).numel
+        ]
+    _check_cover(block, pieces)
+    return BlockSpec(
+        block.name,
+        block.kind,
+        block.shape,
+        tuple((name, _factor(block, name, packed=packed)) for name in block.factors),
+        block.decomposes,
+        tuple(pieces),
+        together=block.decomposed_together,
+        in_basis=block.structure.in_basis,
+    )
+
+
+def _check_cover(block: Block, pieces: list[Piece]) -> None:
+    """Raise if not every number of the gradient is held by one piece, exactly."""
+    held = sum(piece.numel for piece in pieces)
+    apart = True
+    for index, parameter in enumerate(block.parameters):
+        own = [piece.box for piece in pieces if piece.parameter == index]
+        for axis in range(parameter.ndim):
+            ends = sorted({box[axis] for box in own})
+            apart &= all(one[1] <= other[0] for one, other in pairwise(ends))
+    if held != prod(block.shape) or not apart:
+        raise SettingError(
+            f"{block.kind} {block.name!r} is cut in a way that its parameters do not tell: of its "
+            f"{prod(block.shape)} numbers the ranks hold {held}{'' if apart else ', some twice'}. "
+            "Cut it with parallelize_module and fully_shard alone, or leave it out with "
+            "exclude=[...]."
+        )
+
+
+def _factor(block: Block, name: str, *, packed: bool) -> FactorSpec:
+    form = block.forms[name]
+    spec = form.spec
+    return FactorSpec(
+        spec.dim,
+        spec.batch,
+        spec.numel,
+        spec.diagonal,
+        parts=sum(prod(shape) for shape in block.part_shapes(name)),
+        sent=form.sent if packed else spec.numel,
+        cost=block.inverse.cost(spec),
+    )

@@ -1,0 +1,56 @@
+"""How several processes share the work, as one argument of the preconditioner."""
+
+from dataclasses import dataclass
+
+import torch
+
+from natgrad.checks import check_whole
+from natgrad.comm.base import Communicator
+from natgrad.comm.layouts import DeviceMesh, ProcessGroup
+from natgrad.errors import SettingError
+from natgrad.placement import Placement
+
+Group = Communicator | ProcessGroup | DeviceMesh | None
+WIRE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """How several processes share the work. None of this changes what one process would compute,
+    but for the precision of ``wire_dtype``.
+
+    Arguments:
+        placement: which rank reduces, decomposes and preconditions what, such as ``CommOpt()``,
+            ``MemOpt()`` or ``Hybrid(0.5)``; ``Auto()`` if it is None.
+        group: the processes that train together: a ``ProcessGroup``, a ``DeviceMesh`` or a
+            communicator of ``natgrad.comm``; all of them if it is None.
+        wire_dtype: precision in which sums of statistics travel; ``torch.bfloat16`` and
+            ``torch.float16`` halve the bytes. That of the parameters if it is None.
+        packed: send one triangle of a symmetric matrix instead of the form in which it is kept.
+        bucket_bytes: factors are bundled into exchanges of about this size.
+    """
+
+    placement: Placement | None = None
+    group: Group = None
+    wire_dtype: torch.dtype | None = None
+    packed: bool = True
+    bucket_bytes: int = 25 << 20
+
+    def __post_init__(self) -> None:
+        placement, dtype = self.placement, self.wire_dtype
+        if placement is not None and (not callable(placement) or isinstance(placement, type)):
+            raise SettingError(
+                f"Distributed.placement is {placement!r} but must be a placement: pass an object "
+                "such as natgrad.CommOpt() or natgrad.Hybrid(0.5)."
+            )
+        if dtype is not None and dtype not in WIRE_DTYPES:
+            raise SettingError(
+                f"Distributed.wire_dtype is {dtype!r} but must be None or one of "
+                f"{', '.join(map(str, WIRE_DTYPES))}: pass torch.bfloat16 for half the bytes."
+            )
+        if not isinstance(self.packed, bool):
+            raise SettingError(
+                f"Distributed.packed is {self.packed!r} but must be True or False: pass True for "
+                "half the bytes."
+            )
+        check_whole(self.bucket_bytes, "Distributed.bucket_bytes", low=1)

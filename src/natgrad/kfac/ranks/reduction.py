@@ -1,0 +1,277 @@
+"""Sums of all ranks, brought together at the ranks that keep a factor.
+
+    A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r samples_r
+
+A rank's sum ``S_r`` of G is scaled by its own number of samples before it travels and divided by
+that of all ranks afterwards; A is divided by the positions of all ranks. So each sample counts
+once, however unevenly the samples lie on the ranks.
+
+Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
+all ranks, and are waited for at the step. One pass of a step does so, the last one. What arrives
+after its bucket has left is found in a small all-reduce at the step, and sent by all ranks once
+more. Only float16 waits for the step: it has no number above 65504 and few below 1e-5, so all ranks
+first agree on a unit for each factor.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import frexp, isfinite, ldexp
+
+import torch
+from torch import Tensor
+
+from natgrad.capture.averages import NewSums
+from natgrad.capture.blocks import Block
+from natgrad.capture.statistics import Due
+from natgrad.comm.base import Pending
+from natgrad.kfac.ranks.shipments import Shipment
+from natgrad.kfac.ranks.team import Team
+from natgrad.kfac.step import Step
+from natgrad.placement.ops import FactorId, Message, Reduce
+from natgrad.structures import Sums
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Over all ranks. ``counts``: terms in the sums of each factor, wherever they are kept."""
+
+    samples: int
+    even: bool  # all ranks saw equally many
+    passes: int
+    counts: dict[FactorId, float]
+    gradients: dict[str, int]  # how many ranks have the gradients of a block
+    late: bool = False  # there are sums that have not left
+    rescaled: bool = False  # more samples came to a rank after its sums had left
+    largest: dict[FactorId, float] = field(default_factory=dict)  # no share is above it
+
+    def none_of(self, block: Block, names: Iterable[str]) -> bool:
+        return not any(self.counts.get((block.name, name)) for name in names)
+
+
+@dataclass
+class BucketInFlight:
+    """A bucket in flight, with this rank's own share and the scale that all shares had here."""
+
+    ops: tuple[Reduce, ...]
+    shipment: Shipment
+    pending: Pending
+    own: dict[FactorId, Tensor]
+    scale: float
+    counts: dict[FactorId, int]
+
+
+class Reducer:
+    """One update's way from local sums to what is folded into running averages."""
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self.due: Due = {}
+        plan = team.plan
+        self.buckets = plan.cut(plan.update)
+        self.reduced = {op.factor for op in plan.update}
+        self._of = [{op.factor[0] for op in ops} for ops in self.buckets]
+        self._shipments: dict[tuple[Reduce, ...], Shipment] = {}
+        self.in_flight: list[BucketInFlight] = []
+        self._done: set[str] = set()
+        self._next = 0
+        self._pass: object = None
+        self.overlaps = False  # whether anybody calls complete()
+        self._unit: dict[FactorId, float] = {}  # of what travels
+
+    def begin(self, due: Due) -> None:
+        """A new step that updates these factors. Buckets in flight are waited for, as all ranks
+        sent them."""
+        for sent_bucket in self.in_flight:
+            sent_bucket.pending.wait()
+        self.due = due
+        self.in_flight, self._done, self._next, self._pass = [], set(), 0, None
+
+    def discard(self, scale: float) -> None:
+        """Nothing of this step counts. Other ranks may have sent more than this one, and wait."""
+        if self.overlaps:
+            for index in range(self._next, len(self.buckets)):
+                self._launch(index, scale)
+
+    def complete(self, block: Block, this: object, scale: float) -> None:
+        """No more will come to the sums of a block in this pass: send what can be sent.
+
+        Only one pass of a step does so. What others add is found at the step, by all ranks."""
+        self._pass = self._pass or this
+        if this is not self._pass or not scale:
+            return
+        self._done.add(block.name)
+        while self._next < len(self.buckets) and self._of[self._next] <= self._done:
+            self._launch(self._next, scale)
+            self._next += 1
+
+    def finish(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
+        """What this rank folds, of all ranks' sums since the last step."""
+        blocks, scale, samples = self.team.blocks.values(), step.statistics_scale, step.samples or 0
+        if self.team.alone:
+            return self._finish_alone(samples, step.passes, scale)
+        if not self.team.units:
+            for index in range(self._next, len(self.buckets)):
+                self._launch(index, scale)
+        totals = self._totals(samples, step.passes, scale)
+        self._unit = {factor: _unit(most) for factor, most in totals.largest.items()}
+        if totals.late:  # nothing has left yet, or a pass came after its sums had
+            for index in range(len(self.buckets)):
+                self._launch(index, scale)
+        ratios = self._ratios(scale) if totals.rescaled else None
+        new_sums: dict[Block, NewSums] = {block: {} for block in blocks}
+        for (name, factor), total in self._arrivals(ratios).items():
+            block = self.team.blocks[name]
+            divisor = totals.samples
+            if not block.factors[factor].of_gradients:
+                divisor = int(totals.counts[name, factor])
+            if divisor and totals.counts[name, factor]:
+                new_sums[block][factor] = (total, 1.0 / divisor)
+        for block in blocks:  # what does not travel: the owner's own batch stands for all
+            own = {n for n in self.team.keeps[block] if (block.name, n) not in self.reduced}
+            new_sums[block] |= _means(block, block.take_sums(own), samples, scale)
+        return totals, new_sums
+
+    def _finish_alone(
+        self, samples: int, passes: int, scale: float
+    ) -> tuple[StepTotals, dict[Block, NewSums]]:
+        sums = {block: block.take_sums() for block in self.team.blocks.values()}
+        counts: dict[FactorId, float] = {}
+        for block, own in sums.items():
+            for name, total in own.items():
+                counts[block.name, name] = float(total.count)
+        new_sums = {block: _means(block, own, samples, scale) for block, own in sums.items()}
+        return StepTotals(samples, True, passes, counts, {}), new_sums
+
+    def _launch(self, index: int, scale: float) -> None:
+        """Send the sums of a bucket, zeros where there are none: other ranks wait for them."""
+        ops = tuple(op for op in self.buckets[index] if self._is_due(op))
+        if not ops:
+            return
+        if ops not in self._shipments:
+            self._shipments[ops] = Shipment(self.team, ops)
+        shipment = self._shipments[ops]
+        shares, counts = {}, {}
+        for op in ops:
+            block, name = self.team.blocks[op.factor[0]], op.factor[1]
+            own = block.take_sum(name)
+            counts[op.factor] = 0 if own is None else own.count
+            factor = scale**2 if block.factors[name].of_gradients else 1.0
+            factor /= self._unit.get(op.factor, 1.0)
+            shares[op.factor] = self._share(block, name, None if own is None else own.kept, factor)
+
+        def payload(message: Message) -> Tensor:
+            assert isinstance(message.op, Reduce)
+            return shares[message.op.factor]
+
+        pending = shipment.send(payload, self.team.wire_dtype, "factors")
+        own_shares = {op.factor: shares[op.factor] for op in ops if self.team.rank in op.to}
+        self.in_flight.append(BucketInFlight(ops, shipment, pending, own_shares, scale, counts))
+
+    def _is_due(self, op: Reduce) -> bool:
+        block, name = op.factor
+        return name in self.due.get(self.team.blocks[block], ())
+
+    def _share(self, block: Block, name: str, kept: Tensor | None, factor: float) -> Tensor:
+        form = block.forms[name]
+        size = form.sent if self.team.packed else form.numel
+        if kept is None:
+            return torch.zeros(size, dtype=self.team.wire_dtype, device=block.device)
+        share = form.pack(kept) if self.team.packed else kept
+        if factor != 1.0:
+            share = share * factor
+        return share.to(self.team.wire_dtype)
+
+    def _totals(self, samples: int, passes: int, scale: float) -> StepTotals:
+        """One small sum of everything that all ranks must know."""
+        blocks = list(self.team.blocks.values())
+        counts: dict[FactorId, float] = {(b.name, n): 0.0 for b in blocks for n in b.factors}
+        for sent_bucket in self.in_flight:
+            for factor, count in sent_bucket.counts.items():
+                counts[factor] += count
+        for block in blocks:
+            for name, total in block.sums.items():
+                if (block.name, name) in self.reduced or name in self.team.keeps[block]:
+                    counts[block.name, name] += total.count
+        late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
+        rescaled = any(sent_bucket.scale != scale for sent_bucket in self.in_flight)
+        present = [block.has_gradient for block in blocks]
+        mine = [samples, samples**2, passes, late, rescaled, *present]
+        largest = self._largest(scale) if self.team.units else {}
+        n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(
+            [float(number) for number in (*mine, *counts.values(), *largest.values())]
+        ).tolist()
+        having, rest = rest[: len(blocks)], rest[len(blocks) :]
+        return StepTotals(
+            int(n),
+            abs(squares * self.team.size - n * n) < 0.5,
+            int(all_passes),
+            dict(zip(counts, rest, strict=False)),
+            {block.name: int(k) for block, k in zip(blocks, having, strict=True)},
+            bool(any_late),
+            bool(any_rescaled),
+            dict(zip(largest, rest[len(counts) :], strict=True)),
+        )
+
+    def _largest(self, scale: float) -> dict[FactorId, float]:
+        """Of this rank's share of each factor the largest number; the host reads all at once."""
+        keys, squares, numbers = [], [], []
+        for block in self.team.blocks.values():
+            for name, factor in block.factors.items():
+                total = block.sums.get(name)
+                kept = torch.zeros(1, device=block.device) if total is None else total.kept
+                keys.append((block.name, name))
+                squares.append(scale**2 if factor.of_gradients else 1.0)
+                numbers.append(kept.abs().amax().to(self.team.sum_dtype))
+        most = torch.stack(numbers).tolist()
+        return {key: a * b for key, a, b in zip(keys, most, squares, strict=True)}
+
+    def _ratios(self, scale: float) -> list[list[float]]:
+        """What the shares of gradients lack that left before all samples had come, ``[sent_bucket]
+        [rank]``: ranks may have seen more by different factors."""
+        ratios = torch.zeros(len(self.in_flight), self.team.size, dtype=torch.float64)
+        for index, sent_bucket in enumerate(self.in_flight):
+            same = sent_bucket.scale == scale
+            ratios[index, self.team.rank] = 1.0 if same else (scale / sent_bucket.scale) ** 2
+        everyone: list[list[float]] = self.team.total(ratios.flatten()).view_as(ratios).tolist()
+        return everyone
+
+    def _arrivals(self, ratios: list[list[float]] | None) -> dict[FactorId, Tensor]:
+        """Shares added up in the order of the ranks, so that every keeper gets the same sum."""
+        found: dict[FactorId, Tensor] = {}
+        for index, sent_bucket in enumerate(self.in_flight):
+            shares = {factor: {self.team.rank: own} for factor, own in sent_bucket.own.items()}
+            for message, data in sent_bucket.shipment.arrived(sent_bucket.pending):
+                assert isinstance(message.op, Reduce)
+                shares[message.op.factor][message.source] = data
+            for factor, by_rank in shares.items():
+                block, name = self.team.blocks[factor[0]], factor[1]
+                total = torch.zeros_like(by_rank[self.team.rank], dtype=self.team.sum_dtype)
+                by_gradients = block.factors[name].of_gradients
+                for rank in sorted(by_rank):
+                    lacks = ratios[index][rank] if ratios and by_gradients else 1.0
+                    total.add_(by_rank[rank], alpha=lacks)
+                total *= self._unit.get(factor, 1.0)
+                if self.team.packed:
+                    total = block.forms[name].unpack(total)
+                found[factor] = found[factor] + total if factor in found else total
+        self.in_flight = []
+        return found
+
+
+def _means(block: Block, sums: Sums, samples: int, scale: float) -> NewSums:
+    """Sums of this rank, each with what makes it a mean over samples or positions."""
+    return {
+        name: (
+            total.kept,
+            scale**2 / samples if block.factors[name].of_gradients else 1.0 / total.count,
+        )
+        for name, total in sums.items()
+        if total.count and samples
+    }
+
+
+def _unit(most: float) -> float:
+    """A power of two, so that dividing by it rounds nothing, of which ``most`` is at most 2^15.
+
+    Its inverse is a float32, too: what is smaller than that allows counts for nothing."""
+    return ldexp(1.0, max(frexp(most)[1] - 15, -110)) if most and isfinite(most) else 1.0

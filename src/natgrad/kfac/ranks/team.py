@@ -1,0 +1,120 @@
+"""The ranks that train together, and what the plan gives to this one.
+
+    keeps         factors whose running average is here
+    decomposes    factors that this rank decomposes
+    applies       blocks that this rank preconditions
+
+A factor's running average lives only on the ranks that decompose it, and is folded there. What all
+ranks must know (counts, which gradients exist, which decompositions failed, whose statistics are
+not finite) is a small all-reduce at each clock, ``Team.total``; all of them then do the same. With
+replicated gradients and `CommOpt` a step that updates nothing sends nothing at all.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.capture.blocks import Block
+from natgrad.comm.agreement import AllRanksAgree
+from natgrad.comm.base import Communicator
+from natgrad.comm.layouts import (
+    gradients_are_local,
+    is_sharded,
+)
+from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.ranks.block_specs import boxes_of, spec_of
+from natgrad.kfac.ranks.distributed import Distributed
+from natgrad.layers.base import real
+from natgrad.placement import Auto, Plan, World
+
+
+class Team:
+    """``keeps``, ``decomposes``: names of factors by block; ``applies``: blocks, all of this rank.
+
+    All ranks make it together, and find out there if they were given different things.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        blocks: list[Block],
+        world: World,
+        distributed: Distributed,
+    ) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.packed, self.bucket_bytes = distributed.packed, distributed.bucket_bytes
+        self.dtype = _promoted(block.wide_dtype for block in blocks)  # of decompositions
+        self.sum_dtype = _promoted(real(p.dtype) for b in blocks for p in b.parameters)
+        self.wire_dtype = distributed.wire_dtype or self.sum_dtype
+        self.units = self.wire_dtype == torch.float16  # too narrow for numbers as they are
+        self.gradient_dtype = _promoted(p.dtype for b in blocks for p in b.parameters)
+        boxes = comm.gather([boxes_of(block) for block in blocks])
+        specs = [
+            spec_of(block, [theirs[index] for theirs in boxes], packed=self.packed)
+            for index, block in enumerate(blocks)
+        ]
+        world = replace(
+            world,
+            factor_bytes=self.wire_dtype.itemsize,
+            inverse_bytes=self.dtype.itemsize,
+            gradient_bytes=self.gradient_dtype.itemsize,
+            kept_factor_bytes=blocks[0].dtype.itemsize,
+            kept_inverse_bytes=self.dtype.itemsize,
+            bucket_bytes=self.bucket_bytes,
+            units=self.units,
+        )
+        placement = distributed.placement or Auto()
+        with AllRanksAgree(comm) as agreed:
+            self.plan: Plan = placement(specs, world)
+            agreed.compared = {
+                "who adds up gradients": "K-FAC" if world.gradients_are_local else "DDP or FSDP",
+                "placement": self.plan.strategy,
+                "packed": repr(self.packed),
+                "bucket_bytes": repr(self.bucket_bytes),
+                "the plan": f"{self.plan.fingerprint():x}",
+            }
+        self.blocks = {block.name: block for block in blocks}
+        self.order = {block: index for index, block in enumerate(blocks)}
+        plan, rank = self.plan, self.rank
+        self.keeps = {b: {n for n in b.factors if rank in plan.keepers[b.name, n]} for b in blocks}
+        self.decomposes = {
+            b: {n for n in b.factors if rank in plan.decomposers.get((b.name, n), ())}
+            for b in blocks
+        }
+        self.applies = [b for b in blocks if rank in plan.workers[b.name]]
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+    @property
+    def device(self) -> torch.device:
+        """Of all that travels: a backend may carry nothing else."""
+        return next(iter(self.blocks.values())).device
+
+    def total(self, numbers: Sequence[float] | Tensor) -> Tensor:
+        """Sums over all ranks, in float64: for what they must agree on."""
+        mine = torch.as_tensor(numbers, dtype=torch.float64)
+        if self.alone:
+            return mine
+        return self.comm.total(mine.to(self.device), "agreement").wait()
+
+
+def world_of(model: nn.Module, comm: Communicator, updates: Clocks, refreshes: Clocks) -> World:
+    """What a plan depends on besides the blocks."""
+    return World(
+        comm.size,
+        gradients_are_local=comm.size > 1 and gradients_are_local(model),
+        update_every=updates.typical(),
+        refresh_every=refreshes.typical(),
+        sharded=any(is_sharded(p) for p in model.parameters() if p.requires_grad),
+    )
+
+
+def _promoted(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    first, *others = dtypes
+    for dtype in others:
+        first = torch.promote_types(first, dtype)
+    return first

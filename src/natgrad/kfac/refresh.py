@@ -1,0 +1,228 @@
+"""The refresh clock: which factors are decomposed anew, where, and how their parts are shared.
+
+A factor is due by the clock, by its turn (`Staggered`), or because its decomposition has measurably
+drifted away from it (`Drift`), which the rank that decomposes it finds out and tells the others. A
+rank decomposes what the plan gives to it. Then all of them agree on what has failed anywhere, so
+that no block is applied with parts of two different steps, and the parts go to the ranks that
+precondition with them.
+
+Layers with one input have the same input factor and so the same decomposition of it, where nothing
+of their own enters that; it is then done once.
+
+On CPUs blocks are decomposed side by side, one thread each: LAPACK gains little from a second
+thread. Factors larger than 2,048 go one after the other, for their memory.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from natgrad.capture.blocks import Block
+from natgrad.inverses import Parts
+from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.ranks.shipments import Shipment
+from natgrad.kfac.ranks.team import Team
+from natgrad.kfac.settings import Values
+from natgrad.kfac.step import Step
+from natgrad.linalg.threads import spread
+from natgrad.placement.ops import FactorId, Message, Share
+
+Due = dict[Block, set[str]]
+Made = dict[Block, dict[str, Parts | None]]
+
+# Two larger matrices at a time would take more memory than the time is worth.
+_LARGE = 2048
+
+
+class Refresh:
+    """Called at every step; decomposes what is due by the clock or by its measured drift."""
+
+    def __init__(self, team: Team, clocks: Clocks) -> None:
+        self.team, self.clocks = team, clocks
+        # A layer that shares its input with another comes after that one.
+        self.blocks = list(team.blocks.values())
+        # The dimension of the largest factor, and each factor's clock.
+        self.largest = {b: max(form.dim for form in b.forms.values()) for b in self.blocks}
+        self.keys = {b: {name: clocks.key(name) for name in b.decomposes} for b in self.blocks}
+
+    def __call__(self, step: Step) -> list[str]:
+        """Returns what went wrong, a sentence each."""
+        keys = self.clocks.due(step.index)
+        if not (keys or step.updates or self.clocks.takes_turns):
+            return []
+        due = {block: self._due(block, step, keys) for block in self.blocks}
+        if step.updates and self.clocks.drifts:
+            self._add_drifted(due, step.values)
+        self.clocks.mark(step.index, keys)
+        if not any(due.values()):
+            return []
+        failed: list[tuple[Block, str]] = []
+        if self.team.alone:  # nobody waits for all of them: new ones replace old ones as they come
+            for block, made in self._decompose(due, step.values):
+                solved = {n: parts for n, parts in made.items() if parts is not None}
+                block.install(solved, solved, self.team.keeps[block])
+                failed += [(block, name) for name in made if name not in solved]
+        else:
+            found = dict(self._decompose(due, step.values))
+            good, failed = self._agree(due, found)
+            for block, parts in self._share(found, good).items():
+                block.install(parts, good[block], self.team.keeps[block])
+        for block, _ in failed:
+            block.fail()
+        return [_sentence(block, name) for block, name in failed]
+
+    def _due(self, block: Block, step: Step, keys: set[str]) -> set[str]:
+        """The same on every rank."""
+        own = self.keys[block]
+        if not block.ready:
+            return set(own) if step.updates or keys else set()
+        due = {name for name, key in own.items() if key in keys}
+        if self.clocks.takes_turns:
+            index, count = self.team.order[block], len(self.blocks)
+            due |= {name for name in own if self.clocks.turn(name, step.index, index, count)}
+        return due
+
+    def _add_drifted(self, due: Due, now: Values) -> None:
+        """What has measurably moved; the rank that decomposes a factor says so."""
+        watched = [
+            (block, name, tolerance)
+            for block in self.blocks
+            for name in block.decomposes
+            if (tolerance := self.clocks.tolerance(name)) is not None
+            and block.ready
+            and name not in due[block]
+        ]
+        if not watched:
+            return
+        moved = self.team.total(
+            [
+                float(
+                    name in self.team.decomposes[block]
+                    and not block.error(name, now.damping_of(block)) <= tolerance
+                )
+                for block, name, tolerance in watched
+            ]
+        )
+        for (block, name, _), votes in zip(watched, moved.tolist(), strict=True):
+            if votes:
+                due[block].add(name)
+
+    def _decompose(self, due: Due, now: Values) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
+        """What this rank decomposes, of each block: first those whose input factors others share,
+        then those others."""
+        mine = {block: due[block] & self.team.decomposes[block] for block in self.blocks}
+        second = {block: names for block, names in mine.items() if block.shares_input_with}
+        first = {block: names for block, names in mine.items() if block not in second}
+        found: dict[Block, dict[str, Parts | None]] = {}
+        for block, made in self._make(first, now):
+            found[block] = made
+            yield block, made
+        copies = {
+            block: {
+                name: tuple(part.clone() for part in parts)
+                for name in names
+                if (parts := _of_same_input(block, name, found)) is not None
+            }
+            for block, names in second.items()
+        }
+        rest = {block: names - copies[block].keys() for block, names in second.items()}
+        for block, made in self._make(rest, now):
+            yield block, {**made, **copies[block]}
+
+    def _make(self, wanted: Due, now: Values) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
+        """Decompose these factors; on a CPU several blocks at a time, unless they are large."""
+
+        calls = {
+            block: partial(block.decompose, sorted(names), damping)
+            for (block, names), damping in zip(wanted.items(), now.dampings(wanted), strict=True)
+        }
+        small = []
+        for block, names in wanted.items():
+            if names and block.device.type == "cpu" and self.largest[block] <= _LARGE:
+                small.append(block)
+            else:
+                yield block, calls[block]() if names else {}
+        small.sort(key=self.largest.__getitem__, reverse=True)
+        yield from zip(small, spread([calls[block] for block in small]), strict=True)
+
+    def _agree(self, due: Due, made: Made) -> tuple[Due, list[tuple[Block, str]]]:
+        """What was decomposed by everyone who should have, and what failed at anybody."""
+        asked = [(block, name) for block in self.blocks for name in sorted(due[block])]
+        votes = []
+        for block, name in asked:
+            own = made[block]
+            votes += [float(own.get(name) is not None), float(name in own and own[name] is None)]
+        totals = self.team.total(votes).view(-1, 2).tolist()
+        good: Due = {}
+        failed = []
+        for (block, name), (done, not_done) in zip(asked, totals, strict=True):
+            if not_done:
+                failed.append((block, name))
+            elif done == len(self.team.plan.decomposers[block.name, name]):
+                good.setdefault(block, set()).add(name)
+        return good, failed
+
+    def _share(self, made: Made, good: Due) -> dict[Block, dict[str, Parts]]:
+        """The parts that this rank preconditions with, its own ones and those of others."""
+        found: dict[Block, dict[str, Parts]] = {
+            block: {n: parts for n in names if (parts := made[block].get(n)) is not None}
+            for block, names in good.items()
+        }
+        ids: set[FactorId] = {(block.name, n) for block, names in good.items() for n in names}
+        plan = self.team.plan
+        ops = [op for op in plan.refresh if isinstance(op, Share) and op.factor in ids]
+
+        def payload(message: Message) -> Tensor:
+            block, name = self._of(message)
+            return torch.cat([part.flatten() for part in found[block][name]])
+
+        for some in plan.cut(ops):
+            shipment = Shipment(self.team, some)
+            for message, data in shipment.arrived(
+                shipment.send(payload, self.team.dtype, "inverses")
+            ):
+                block, name = self._of(message)
+                found[block][name] = _parts(block, name, data)
+        return found
+
+    def _of(self, message: Message) -> tuple[Block, str]:
+        assert isinstance(message.op, Share)
+        block, name = message.op.factor
+        return self.team.blocks[block], name
+
+
+def _parts(block: Block, name: str, data: Tensor) -> Parts:
+    """``data [numbers]`` in the shapes that the inverse of a factor has."""
+    shapes = block.part_shapes(name)
+    pieces = data.split([torch.Size(shape).numel() for shape in shapes])
+    return tuple(
+        piece.view(shape).to(block.wide_dtype, copy=True)  # the buffer holds those of others, too
+        for piece, shape in zip(pieces, shapes, strict=True)
+    )
+
+
+def _of_same_input(block: Block, name: str, made: Made) -> Parts | None:
+    """The parts of the same factor of a layer with the same input, if there are any.
+
+    The averages themselves are compared, so a layer that once saw another input is noticed. Where
+    each factor is damped by itself, A's damping depends on the layer's own G.
+    """
+    other = block.shares_input_with
+    if other is None or not block.factors[name].of_inputs or block.inverse != other.inverse:
+        return None
+    if block.decomposed_together or other.decomposed_together:
+        return None
+    mine, theirs = block.running.get(name), other.running.get(name)
+    if mine is None or theirs is None or mine.mean.shape != theirs.mean.shape:
+        return None
+    return made.get(other, {}).get(name) if torch.equal(mine.mean, theirs.mean) else None
+
+
+def _sentence(block: Block, name: str) -> str:
+    kept = "its last good inverse stays" if block.ready else "its gradient stays as it is"
+    return (
+        f"Factor {name} of {block.kind} {block.name!r} could not be decomposed, so {kept}; "
+        "training goes on. If this repeats, raise the damping."
+    )

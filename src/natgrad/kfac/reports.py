@@ -1,0 +1,169 @@
+"""What is covered, how large it is, how long it takes and how fast it moves, as tables.
+
+Each table carries its numbers as fields beside the text, for programs to read.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from natgrad.capture.blocks import Block
+from natgrad.capture.discovery import Uncovered, clean
+from natgrad.capture.stopwatch import Stopwatch
+from natgrad.comm import Communicator
+from natgrad.kfac.settings import Values
+from natgrad.kfac.stacks import Stack
+from natgrad.linalg.workspace import held
+from natgrad.tables import Column, Table, bytes_text, seconds_text
+
+
+@dataclass(frozen=True)
+class Coverage(Table):
+    """``covered`` and ``uncovered``: structure, or reason, by parameter name."""
+
+    covered: dict[str, str] = field(default_factory=dict)
+    uncovered: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory(Table):
+    """``total``: bytes by purpose."""
+
+    total: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timings(Table):
+    """``seconds`` and ``calls`` by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DriftTable(Table):
+    """By ``(block, factor)``: last ``change`` (Osawa 2019, eq. 19), ``error`` of its parts."""
+
+    change: dict[tuple[str, str], float] = field(default_factory=dict)
+    error: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncovered]) -> Coverage:
+    owner = {id(p): block for block in blocks for p in block.parameters}
+    rows, done, left = [], {}, {}
+    numbers: Counter[str] = Counter()
+    for raw, parameter in model.named_parameters():
+        name, block = clean(raw), owner.get(id(parameter))
+        shape = " x ".join(map(str, parameter.shape)) or "1"
+        if block is not None:
+            done[name] = repr(block.structure)
+            rows.append((name, shape, block.kind, repr(block.structure), _state(block)))
+            numbers["covered"] += parameter.numel()
+        else:
+            why = uncovered[name]
+            left[name] = why.reason
+            rows.append((name, shape, why.kind, "", f"left to the optimizer: {why.reason}"))
+            numbers["frozen" if why.reason == "frozen" else "left"] += parameter.numel()
+    trained = numbers["covered"] + numbers["left"]
+    share = 100 * numbers["covered"] / max(1, trained)
+    footer = (
+        f"{numbers['covered']:,} of {trained:,} trained parameters preconditioned ({share:.1f}%)"
+    )
+    columns = ("parameter", "shape", "layer", "structure", "state")
+    return Coverage(
+        "Coverage", tuple(map(Column, columns)), tuple(rows), footer, covered=done, uncovered=left
+    )
+
+
+def _state(block: Block) -> str:
+    if not block.ready:
+        return "no statistics yet"
+    notes = ["preconditioned"]
+    if dropped := int(block.dropped):
+        notes.append(f"{dropped} updates dropped")
+    if block.failures:
+        notes.append(f"{block.failures} decompositions failed")
+    return ", ".join(notes)
+
+
+def memory(blocks: list[Block], stacks: list[Stack], buffers: list[Tensor]) -> Memory:
+    purposes = ("factors", "inverses", "sums")
+    rows = []
+    total: Counter[str] = Counter()
+    for block in blocks:
+        own: Counter[str] = Counter()
+        for purpose, tensor in block.tensors():
+            own[purpose] += _size(tensor)
+        total.update(own)
+        rows.append((block.name, *(bytes_text(own[p]) for p in purposes), bytes_text(own.total())))
+    total["scales"] = sum(_size(t) for stack in stacks for t in stack.decomposed.tensors())
+    total["workspace"] = held() + sum(map(_size, buffers))
+    footer = (
+        f"{bytes_text(total.total())} in all, of it {bytes_text(total['scales'])} damped "
+        f"eigenvalues of all blocks and {bytes_text(total['workspace'])} workspace"
+    )
+    columns = (Column("block"), *(Column(p, "right") for p in (*purposes, "all")))
+    return Memory("Memory", columns, tuple(rows), footer, total=dict(total))
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def timings(watch: Stopwatch, steps: int) -> Timings:
+    rows = tuple(
+        (stage, seconds_text(s), str(watch.calls[stage]), seconds_text(s / max(1, steps)))
+        for stage, s in watch.seconds.items()
+    )
+    columns = (Column("stage"), *(Column(c, "right") for c in ("seconds", "calls", "a step")))
+    spent = sum(watch.seconds.values())
+    return Timings(
+        "Timings",
+        columns,
+        rows,
+        f"{seconds_text(spent)} in {steps} steps, measured on the host",
+        seconds=dict(watch.seconds),
+        calls=dict(watch.calls),
+    )
+
+
+@dataclass(frozen=True)
+class TrafficTable(Table):
+    """``sent`` bytes and ``calls`` by purpose."""
+
+    sent: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+def traffic(comm: Communicator, steps: int) -> TrafficTable:
+    sent, calls = dict(comm.traffic.sent), dict(comm.traffic.calls)
+    rows = tuple(
+        (purpose, bytes_text(n), str(calls[purpose]), bytes_text(n / max(1, steps)))
+        for purpose, n in sent.items()
+    )
+    columns = (Column("purpose"), *(Column(c, "right") for c in ("sent", "calls", "a step")))
+    footer = f"{bytes_text(sum(sent.values()))} sent by rank {comm.rank} of {comm.size}"
+    return TrafficTable(
+        "Traffic", columns, rows, f"{footer} in {steps} steps", sent=sent, calls=calls
+    )
+
+
+def drift(blocks: list[Block], now: Values) -> DriftTable:
+    rows, changes, errors = [], {}, {}
+    for block in blocks:
+        for name, running in block.running.items():
+            key = (block.name, name)
+            changes[key] = float(running.change)
+            cells = [block.name, name, f"{changes[key]:.3g}", ""]
+            if name in block.parts and name not in block.structure.in_basis:
+                errors[key] = block.error(name, now.damping_of(block))
+                cells[3] = f"{errors[key]:.3g}"
+            rows.append(tuple(cells))
+    columns = (
+        Column("block"),
+        Column("factor"),
+        Column("change in last update", "right"),
+        Column("error of decomposition", "right"),
+    )
+    return DriftTable("Drift", columns, tuple(rows), change=changes, error=errors)

@@ -1,0 +1,163 @@
+"""What is run next, and what follows from what has been run: pure functions of the runs so far."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from natgrad.errors import SettingError
+from natgrad.lab.compare import rate_search as search
+from natgrad.lab.compare.contender import Contender
+from natgrad.lab.compare.rate_search import Score
+from natgrad.lab.compare.results import ComparedRun, Comparison, ContenderResult, Status
+from natgrad.lab.compare.setup import ComparisonSetup
+
+
+@dataclass
+class EndedRuns:
+    """The runs of one contender that have ended, in their order."""
+
+    trials: list[ComparedRun] = field(default_factory=list)
+    runs: list[ComparedRun] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run to be made: the ``number``-th trial (from 1), or that of a further seed (0)."""
+
+    contender: Contender
+    seed: int
+    number: int
+
+    @property
+    def folder(self) -> str:
+        name = f"trial-{self.number}" if self.number else f"seed-{self.seed}"
+        return f"runs/{self.contender.key}/{name}"
+
+
+def jobs(setup: ComparisonSetup, found: Mapping[str, EndedRuns]) -> Iterator[PlannedRun]:
+    """All that is left, in its order: a trial of each contender, then another of each, …, then a
+    seed of each. So a machine that becomes slower does so for all of them alike.
+
+    The learning rate of the first is known (`rate`); those of later ones depend on it.
+    """
+    taking_part = [one for one in setup.contenders if one.key in found]
+    for number in range(1, setup.trials + 1):
+        for one in taking_part:
+            if len(found[one.key].trials) < number:
+                yield PlannedRun(one, setup.tuning_seed, number)
+    for seed in setup.test_seeds:
+        for one in taking_part:
+            had = found[one.key]
+            tuned = len(had.trials) >= setup.trials
+            if tuned and chosen(setup, one, had.trials)[0] is None:
+                continue  # none of its trials came to an end
+            if seed not in {run.seed for run in had.runs}:
+                yield PlannedRun(one, seed, 0)
+
+
+def rate(setup: ComparisonSetup, job: PlannedRun, found: Mapping[str, EndedRuns]) -> float:
+    """The learning rate of the first of `jobs`."""
+    had = found[job.contender.key].trials
+    if job.number:
+        scores = search.replayed([score(setup, run) for run in had])
+        return search.rate(job.contender.lr, search.following(scores))
+    best, _ = chosen(setup, job.contender, had)
+    assert best is not None
+    return best
+
+
+def chosen(
+    setup: ComparisonSetup, one: Contender, trials: list[ComparedRun]
+) -> tuple[float | None, int]:
+    """The best learning rate, if any run came to its end, and whether it is the outermost."""
+    if not any(run.status is Status.DONE for run in trials):
+        return None, 0
+    scores = search.replayed([score(setup, run) for run in trials])
+    return search.rate(one.lr, search.best(scores)), search.outermost(scores)
+
+
+def score(setup: ComparisonSetup, run: ComparedRun) -> Score:
+    """The lower the better: with a given target the steps to it, then the final value, then the
+    final loss on the same data; a run that did not come to its end is the worst."""
+    measure = setup.measure
+    run = run.judged(measure, setup.target)
+    if run.status is not Status.DONE or run.final is None:
+        return (math.inf, math.inf, math.inf, math.inf)
+    steps = 0.0
+    if setup.target is not None:
+        steps = math.inf if run.reached is None else float(run.reached.step)
+    losses = run.curve.values.get(f"{measure.on}_loss", (math.inf,))
+    return (0.0, steps, measure.low(run.final), losses[-1])
+
+
+def target(setup: ComparisonSetup, found: Mapping[str, EndedRuns]) -> tuple[float | None, str]:
+    """And where it comes from."""
+    if setup.target is not None:
+        return setup.target, "given"
+    first = [one for one in setup.contenders if one.key == "sgd"]
+    for one in [*first, *setup.contenders]:
+        runs = found[one.key].runs if one.key in found else []
+        finals = [run.judged(setup.measure, None).final for run in runs]
+        ends = [value for value in finals if value is not None]
+        if ends:
+            return median(ends), f"what {one.name} ends with"
+    return None, "nothing has come to its end yet"
+
+
+def assembled(
+    setup: ComparisonSetup,
+    found: Mapping[str, EndedRuns],
+    facts: Mapping[str, str],
+    running: tuple[PlannedRun, float] | None = None,
+    signal: int = 0,
+) -> Comparison:
+    """All that is known, with a run that is under way and its learning rate."""
+    goal, whose = target(setup, found)
+    entries = []
+    for one in setup.contenders:
+        had = found.get(one.key, EndedRuns())
+        tuned = len(had.trials) >= setup.trials
+        best, edge = chosen(setup, one, had.trials) if tuned else (None, 0)
+        trials, runs = list(had.trials), list(had.runs)
+        if running is not None and running[0].contender.key == one.key:
+            job, lr = running
+            (trials if job.number else runs).append(ComparedRun(lr, job.seed, job.folder))
+        judged = [tuple(run.judged(setup.measure, goal) for run in some) for some in (trials, runs)]
+        missing = "" if one.key in found else one.missing()
+        entries.append(
+            ContenderResult(
+                one.key, one.name, one.about, one.settings, best, edge, missing, *judged
+            )
+        )
+    return Comparison(
+        setup.name,
+        setup.task,
+        setup.measure,
+        goal,
+        whose,
+        setup.tuning_seed,
+        setup.test_seeds,
+        setup.trials,
+        facts,
+        tuple(entries),
+        signal,
+    )
+
+
+def known(setup: ComparisonSetup, before: Comparison | None) -> dict[str, EndedRuns]:
+    """What ended runs of ``before`` are worth, for all contenders that can take part."""
+    had = {one.key: one for one in before.entries} if before is not None else {}
+    found = {}
+    for one in setup.contenders:
+        entry = had.get(one.key)
+        if missing := one.missing():
+            if entry is not None and entry.trials:  # its results would be lost
+                raise SettingError(missing)
+            continue
+        ended = [
+            [run for run in some if run.status is not Status.RUNNING]
+            for some in ((entry.trials, entry.runs) if entry is not None else ((), ()))
+        ]
+        found[one.key] = EndedRuns(*ended)
+    return found

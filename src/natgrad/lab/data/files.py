@@ -1,0 +1,23 @@
+"""Files as a whole, plain or compressed by gzip, and what is said about those that are spoilt."""
+
+import gzip
+import zlib
+from pathlib import Path
+
+from natgrad.lab.data.locations import spoilt
+from natgrad.lab.data.sources import Source
+
+
+def read(path: Path, source: Source | None = None) -> bytearray:
+    """What is in it, decompressed if its name ends in ``.gz``."""
+    try:
+        if path.suffix != ".gz":
+            return bytearray(path.read_bytes())
+        with gzip.open(path) as file:
+            return bytearray(file.read())
+    except EOFError as error:
+        raise spoilt(path, "is truncated: the compressed data end too early", source) from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise spoilt(path, f"is no gzip file or is corrupt ({error})", source) from error
+    except OSError as error:
+        raise spoilt(path, f"cannot be read ({error.strerror})", source) from error

@@ -1,0 +1,130 @@
+"""Optimizers by name: one registration says how each is built, what it is called, around which
+learning rate a comparison looks for its best, and which package it comes with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from natgrad.lab import registry
+from natgrad.lab.schemes import third_party
+from natgrad.lab.schemes.lamb import LAMB
+from natgrad.lab.schemes.lars import LARS
+
+# The middle of the learning rates that are tried of an optimizer that does not say its own.
+USUAL_RATE = 1e-2
+
+
+@dataclass(frozen=True)
+class OptimizerRequest:
+    """What it is built from: ``params`` are groups as torch takes them, with the weight decay of
+    each; ``model`` has all of them."""
+
+    params: list[dict[str, Any]]
+    lr: float
+    momentum: float = 0.9
+    model: nn.Module = field(default_factory=nn.Module)
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.momentum, 0.999
+
+
+@dataclass(frozen=True)
+class NamedOptimizer:
+    """``title`` and what it is ``about`` stand in tables. ``lr`` is the middle of the learning
+    rates that a comparison tries, ``lr_with_kfac`` that with K-FAC in front of it (None: the same).
+    ``momentum`` is what it has there, and ``package`` what must be installed for it."""
+
+    title: str
+    about: str
+    build: Callable[[OptimizerRequest], Optimizer]
+    lr: float = USUAL_RATE
+    lr_with_kfac: float | None = None
+    momentum: float = 0.9
+    package: str = ""
+
+    def missing(self) -> str:
+        """A sentence if its package is not installed, otherwise nothing."""
+        if not self.package or _found(self.package):
+            return ""
+        return (
+            f"{self.title} comes with {self.package}, which is not installed: pip install "
+            "'natgrad[optimizers]'."
+        )
+
+
+def own_optimizer(path: str, found: Any) -> NamedOptimizer:
+    """Of a class of torch's kind, a function ``(params, lr)`` that returns an optimizer, or a
+    `NamedOptimizer`."""
+    if isinstance(found, NamedOptimizer):
+        return found
+    function = registry.function(path, "Optimizer", "a torch.optim.Optimizer", found)
+    is_class = isinstance(function, type)
+
+    def build(asked: OptimizerRequest) -> Optimizer:
+        made_by = (lambda: function(asked.params, lr=asked.lr)) if is_class else function
+        given = () if is_class else (asked.params, asked.lr)
+        takes = "takes parameters and a learning rate"
+        return registry.call(made_by, path, "Optimizer", Optimizer, *given, takes=takes)
+
+    return NamedOptimizer(path.rpartition(":")[2], path, build)
+
+
+def _found(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _adamw(asked: OptimizerRequest) -> Optimizer:
+    return torch.optim.AdamW(asked.params, lr=asked.lr, betas=asked.betas)
+
+
+def _sgd(asked: OptimizerRequest) -> Optimizer:
+    return torch.optim.SGD(asked.params, lr=asked.lr, momentum=asked.momentum)
+
+
+def _lars(asked: OptimizerRequest) -> Optimizer:
+    return LARS(asked.params, lr=asked.lr, momentum=asked.momentum)
+
+
+def _lamb(asked: OptimizerRequest) -> Optimizer:
+    return LAMB(asked.params, lr=asked.lr, betas=asked.betas)
+
+
+def _muon(asked: OptimizerRequest) -> Optimizer:
+    return third_party.muon(asked.params, asked.lr, asked.momentum, asked.model)
+
+
+def _soap(asked: OptimizerRequest) -> Optimizer:
+    return third_party.soap(asked.params, asked.lr, asked.momentum)
+
+
+def _shampoo(asked: OptimizerRequest) -> Optimizer:
+    return third_party.shampoo(asked.params, asked.lr, asked.momentum)
+
+
+_MUON = "momentum 0.95; AdamW for embeddings, biases and norm layers"
+_SOAP = "betas 0.95 and 0.95, a new basis every 10 steps"
+
+NAMED: dict[str, NamedOptimizer] = {
+    "sgd": NamedOptimizer("SGD", "momentum 0.9", _sgd, 0.1, lr_with_kfac=0.03),
+    "adamw": NamedOptimizer("AdamW", "betas 0.9 and 0.999", _adamw, 3e-3),
+    "lars": NamedOptimizer("LARS", "momentum 0.9, trust 0.001", _lars, 10.0),
+    "lamb": NamedOptimizer("LAMB", "betas 0.9 and 0.999", _lamb, 1e-2),
+    "muon": NamedOptimizer("Muon", _MUON, _muon, 0.02, momentum=0.95, package=third_party.PACKAGE),
+    "soap": NamedOptimizer("SOAP", _SOAP, _soap, 3e-3, momentum=0.95, package=third_party.PACKAGE),
+    "shampoo": NamedOptimizer(
+        "Shampoo",
+        "momentum 0.9, new roots at every step",
+        _shampoo,
+        0.3,
+        package=third_party.PACKAGE,
+    ),
+}

@@ -1,0 +1,213 @@
+"""All that a run is made of, and what it does in a step."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import chain
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from natgrad.comm import Communicator
+from natgrad.comm.agreement import raise_on_all_ranks
+from natgrad.errors import CheckpointError, SettingError
+from natgrad.lab.data.dataset import Rows
+from natgrad.lab.schemes import WeightRescaling, normalized_layers
+from natgrad.lab.train import kfac_record, optimizers, shared_mean_image
+from natgrad.lab.train.mixing import DROPOUT, Mixing
+from natgrad.lab.train.sample_order import Cut, Micro, Stream, number
+from natgrad.lab.train.settings import Settings
+from natgrad.lab.train.tasks import Task, task
+
+EVALUATED = 256  # samples at once, where nothing else is said
+
+Batches = list[tuple[Micro, Any]]
+
+
+class Training:
+    """Made on all ranks alike; ``steps`` is the length of the run."""
+
+    def __init__(self, settings: Settings, comm: Communicator, device: torch.device) -> None:
+        self.settings, self.comm, self.device = settings, comm, device
+        # Data may be missing on one of the machines.
+        self.cut, self.task, network = raise_on_all_ranks(comm, lambda: _prepared(settings, comm))
+        self.task = shared_mean_image.centred(self.task, comm, device)
+        self.objective = self.task.objective
+        self.steps_per_epoch = len(self.task.train) / settings.batch_size
+        self.steps = settings.steps or ceil(settings.epochs * self.steps_per_epoch - 1e-9)
+        self.network = network.to(device)
+        self.model: nn.Module = self.network
+        if comm.size > 1:
+            devices = None if device.type == "cpu" else [device]
+            self.model = DistributedDataParallel(self.network, device_ids=devices)
+        self.lr = optimizers.rate(settings, self.steps_per_epoch, self.steps)
+        self.optimizer = optimizers.optimizer(settings, self.network, self.lr)
+        self.kfac = optimizers.preconditioner(settings, self.model, self.optimizer, self.objective)
+        self.stream = Stream(self.task.train, settings.batch_size, settings.seed)
+        self.rescaling = self._rescaling() if settings.rescaling else None
+        self.mixing = Mixing(settings, self.task.shapes.classes, self.cut)
+
+    def batches(self, start: int) -> Iterator[tuple[int, Batches]]:
+        """Every step from ``start`` on with what this rank reads for it."""
+        micros = chain.from_iterable(map(self.cut.micros, range(start, self.steps)))
+        reading = self.stream.read(micros, self.settings.workers)
+        for step in range(start, self.steps):
+            yield step, [next(reading) for _ in self.cut.micros(step)]
+
+    def step(self, step: int, batches: Batches) -> Tensor:
+        """Train on this rank's micro-batches (Osawa 2019, sec. 5.1). Returns its mean loss."""
+        optimizers.set_rate(self.settings, self.optimizer, self.lr, step)
+        torch.manual_seed(number(self.settings.seed, step, DROPOUT, self.comm.rank))
+        self.model.train()
+        self.optimizer.zero_grad()
+        share = sum(len(micro) for micro, _ in batches)
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        for micro, batch in batches:
+            # Gradients and curvature leave a rank only in the last of its passes.
+            last = micro is batches[-1][0]
+            with nullcontext() if last else self._no_sync():
+                loss = self._loss(micro, batch) * (len(micro) / share)
+                loss.backward()
+            total += loss.detach()
+        if self.kfac is not None:
+            self.kfac.step()
+        self.optimizer.step()
+        if self.rescaling is not None:
+            self.rescaling.step()
+        return total
+
+    def _loss(self, micro: Micro, batch: Any) -> Tensor:
+        inputs, targets = self.task.prepared(batch, self.device)
+        inputs, targets = self.mixing(micro, inputs, targets)
+        with self._autocast():
+            output = self.objective.output(self.model, inputs, targets)
+        if self.kfac is not None and isinstance(output, Tensor):
+            self.kfac.observe(output, None if targets.is_floating_point() else targets)
+        return self.objective.loss(output, targets)
+
+    @torch.no_grad()
+    def evaluate(self, data: Rows) -> dict[str, float]:
+        """Metrics over all ``data``, of which each rank takes a share; the same on all ranks."""
+        self._share_buffers()
+        self.network.eval()
+        count, comm = len(data), self.comm
+        rows = list(range(count * comm.rank // comm.size, count * (comm.rank + 1) // comm.size))
+        at_once = min(self.settings.micro_batch or EVALUATED, EVALUATED)
+        parts: list[dict[str, Any]] = []
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            batch = data.take(some, self.stream.drawn(data, some))
+            inputs, targets = self.task.prepared(batch, self.device)
+            with self._autocast():
+                output = self.objective.output(self.network, inputs, targets)
+            parts.append(self.objective.sums(output, targets))
+        return self.objective.metrics(_added(comm.gather(_added(parts))))
+
+    def fit(self) -> dict[str, float]:
+        """Metrics over training data, if the settings ask for them."""
+        return {} if self.task.fit is None else self.evaluate(self.task.fit)
+
+    def drift(self) -> dict[str, list[float]]:
+        return {} if self.kfac is None else kfac_record.drift(self.kfac)
+
+    def stages(self) -> dict[str, Any]:
+        return {} if self.kfac is None else kfac_record.stages(self.kfac)
+
+    def write_record(self, folder: Path) -> None:
+        """What there is to tell of K-FAC as it is now. Collective."""
+        if self.kfac is None:
+            return
+        found = kfac_record.record(self.kfac)
+        write = partial(kfac_record.write, folder, found) if self.comm.rank == 0 else None
+        raise_on_all_ranks(self.comm, write or (lambda: None))
+
+    def _share_buffers(self) -> None:
+        """Those of the first rank, which are saved, for all: batch norm's averages are of a rank's
+        own samples until the next step."""
+        buffers = list(self.network.buffers())
+        if self.comm.size == 1 or not buffers:
+            return
+        parts = [buffer.contiguous().reshape(-1).view(torch.uint8) for buffer in buffers]
+        size, ranks, first = sum(map(len, parts)), self.comm.size, self.comm.rank == 0
+        own = torch.cat(parts).repeat(ranks) if first else parts[0].new_empty(0)
+        sizes = [size if first else 0] * ranks
+        received = self.comm.exchange(own, sizes, [size] + [0] * (ranks - 1), "buffers").wait()
+        for buffer, part in zip(buffers, received.split([len(p) for p in parts]), strict=True):
+            # A copy begins where numbers of any kind may.
+            buffer.copy_(part.clone().view(buffer.dtype).reshape(buffer.shape))
+
+    def mean(self, loss: Tensor) -> float:
+        """Of all ranks."""
+        summed = self.comm.total(loss.reshape(1), "loss").wait()
+        return float(summed) / self.comm.size
+
+    def any(self, number: int) -> int:
+        """The largest of all ranks' numbers, none of which is below 0."""
+        if self.comm.size == 1:
+            return number
+        # Mostly all are 0, which a sum finds out faster than messages of any kind.
+        if not int(self.comm.total(torch.tensor([number], device=self.device), "stop").wait()):
+            return 0
+        return max(int(one) for one in self.comm.gather(number))
+
+    def state(self) -> dict[str, Any]:
+        """All that cannot be derived from the settings and the number of steps. Collective."""
+        return {
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "kfac": None if self.kfac is None else self.kfac.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any], shares: list[Any]) -> None:
+        if (state["kfac"] is None) != (self.kfac is None):
+            raise CheckpointError(
+                f"The checkpoint was written {'without' if state['kfac'] is None else 'with'} "
+                "K-FAC but the run is not: go on with the same settings."
+            )
+        self.network.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.kfac is not None:
+            self.kfac.load_state_dict(state["kfac"])
+        self.mixing.load_state_dict([piece for share in shares for piece in share])
+
+    def _no_sync(self) -> Any:
+        if isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        return nullcontext()
+
+    def _autocast(self) -> Any:
+        wanted = self.settings.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=wanted)
+
+    def _rescaling(self) -> WeightRescaling:
+        some = self.task.test.take([0], self.stream.drawn(self.task.test, [0]))
+        inputs, _ = self.task.prepared(some, self.device)
+        return WeightRescaling(normalized_layers(self.network, inputs).values())
+
+
+def _added(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers and lists by name, in the order of the parts."""
+    total: dict[str, Any] = {}
+    for one in parts:
+        for name, value in one.items():
+            total[name] = total[name] + value if name in total else value
+    return total
+
+
+def _prepared(settings: Settings, comm: Communicator) -> tuple[Cut, Task, nn.Module]:
+    cut, found = _cut(settings, comm), task(settings)
+    return cut, found, found.network()
+
+
+def _cut(settings: Settings, comm: Communicator) -> Cut:
+    if settings.batch_size % comm.size:
+        raise SettingError(
+            f"batch_size is {settings.batch_size} but {comm.size} processes must divide it: pass "
+            "another number of samples, or of processes."
+        )
+    share = settings.batch_size // comm.size
+    return Cut(settings.batch_size, comm.rank, comm.size, settings.micro_batch or share)

@@ -1,0 +1,144 @@
+"""What a plan costs one rank, in bytes and operations: sent, kept, computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
+from natgrad.specs import Ranks
+
+if TYPE_CHECKING:
+    from natgrad.placement.plan import Plan
+
+
+class Flows(NamedTuple):
+    """Bytes of messages by rank.
+
+    Arguments:
+        sent: bytes that rank 0, 1, … sends to others.
+        received: bytes that each receives from others.
+    """
+
+    sent: list[int]
+    received: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What one rank sends to agree with the others: all-reduces of counts and of votes, by which no
+    rank does what others do not.
+
+    Arguments:
+        update: bytes at an update.
+        refresh: bytes at a refresh of all factors.
+        apply: bytes at every step.
+    """
+
+    update: float
+    refresh: float
+    apply: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Bytes that one rank sends to others. An all-reduce of n bytes over W ranks counts ``2 (W - 1)
+    / W n``, what a ring sends.
+
+    Arguments:
+        factors: bytes at an update: contributions to factors.
+        inverses: bytes at a refresh of all factors: parts of decompositions.
+        gradients: bytes at every step: gradients, before and after preconditioning.
+        agreement: bytes beside those, by which ranks agree.
+    """
+
+    factors: int
+    inverses: int
+    gradients: float
+    agreement: Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Memory that K-FAC takes on one rank.
+
+    Arguments:
+        factors: bytes of running averages.
+        inverses: bytes of decompositions.
+    """
+
+    factors: int
+    inverses: int
+
+    @property
+    def total(self) -> int:
+        return self.factors + self.inverses
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one rank computes, in the units of the cost model: floating-point operations by default.
+
+    Arguments:
+        decompose: operations at a refresh of all factors.
+        precondition: operations at every step.
+    """
+
+    decompose: float
+    precondition: float
+
+
+def agreement_of(plan: Plan, other_numbers: int) -> Agreement:
+    """Bytes of the numbers, 8 bytes each, on which ranks agree.
+
+    At an update: 5 for all; of every block whether it has a gradient and whether its statistics are
+    finite; of every factor its terms and, for a unit, its size. At a refresh: who decomposed a
+    factor and who failed. At every step: the samples, the blocks that have a gradient, and whether
+    gradients that no rank has whole are finite.
+
+    Arguments:
+        plan: what the ranks do.
+        other_numbers: how many numbers are in the gradients of parameters without a block.
+    """
+    world, blocks, factors = plan.world, len(plan.blocks), len(plan.factors)
+    update = 5 + 2 * blocks + factors * (2 if world.units else 1)
+    apply = (1 + blocks) * plan.travels
+    apply += world.sharded and (other_numbers > 0 or not plan.travels)
+    each = 8 * 2 * (plan.world_size - 1) / plan.world_size
+    return Agreement(update * each, 2 * len(plan.decomposers) * each, apply * each)
+
+
+def flows_of(plan: Plan, ops: Iterable[Op]) -> Flows:
+    """`Plan.flows`. What goes to the same ranks, as many pieces do, is summed before they are
+    looked at one by one.
+
+    Arguments:
+        plan: what the ranks do.
+        ops: some of the plan's, in its order; all-reduces count nothing here.
+    """
+    sent, received, everyone = [0] * plan.world_size, [0] * plan.world_size, 0
+    arriving: dict[int, tuple[Ranks, int]] = {}
+    for op in ops:
+        each = plan.number_bytes(op)
+        size = plan.numbers(op) * each
+        match op:
+            case Gather(_, _, source, to) | Return(_, _, source, to) | Share(_, source, to):
+                sent[source] += size * len(to)
+                _, before = arriving.get(id(to), (to, 0))
+                arriving[id(to)] = to, before + size
+            case Reduce(_, to) | ReduceGradient(_, to):
+                everyone += size * len(to)
+                for rank in to:
+                    sent[rank] -= size
+                    received[rank] += size * (plan.world_size - 1)
+            case _:
+                pass
+        if isinstance(op, Return):
+            sent[op.source] += each * len(plan.clipped[op])
+            for rank in plan.clipped[op]:
+                received[rank] += each
+    for to, size in arriving.values():
+        for rank in to:
+            received[rank] += size
+    return Flows([own + everyone for own in sent], received)

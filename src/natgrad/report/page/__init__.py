@@ -1,5 +1,0 @@
-"""One HTML page of runs and comparisons, complete in one file, and PNGs of its pictures."""
-
-from natgrad.report.page.whole import write
-
-__all__ = ["write"]

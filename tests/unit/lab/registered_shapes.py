@@ -1,0 +1,30 @@
+"""Objects that tests name as module:function."""
+
+from dataclasses import dataclass
+
+NUMBER = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    sides: int = 3
+
+
+class Square(Shape):
+    def __init__(self) -> None:
+        super().__init__(4)
+
+
+def needs(sides: int) -> Shape:
+    return Shape(sides)
+
+
+def hexagon() -> Shape:
+    return Shape(6)
+
+
+def number() -> int:
+    return 3
+
+
+SOME = Shape(7)

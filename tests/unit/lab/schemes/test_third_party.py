@@ -1,0 +1,103 @@
+"""Optimizers of another library: what they are given, and that their runs go on bit for bit."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from natgrad.errors import SettingError
+from natgrad.lab.models import GPT
+from natgrad.lab.schemes import third_party
+from natgrad.lab.train import optimizers, train
+from unit.lab.train import digit_runs as runs
+
+NAMES = ("muon", "soap", "shampoo")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_the_library(name, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    settings = runs.settings(optimizer=name, kfac=False)
+    with pytest.raises(SettingError) as caught:
+        optimizers.optimizer(settings, nn.Linear(3, 2), lambda step: 0.1)
+    assert str(caught.value) == (
+        f"optimizer {name} needs pytorch_optimizer, which is not installed: pip install "
+        "'natgrad[optimizers]'."
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_going_on(name, tmp_path):
+    pytest.importorskip("pytorch_optimizer")
+    settings = {"optimizer": name, "kfac": False, "lr": 1e-2, "checkpoint_every": 100}
+    train(runs.settings(**settings, steps=24), tmp_path / "whole")
+    train(runs.settings(**settings, steps=13), tmp_path / "parts")
+    train(runs.settings(**settings, steps=24), tmp_path / "parts", resume=True)
+    runs.assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_falls(name, tmp_path):
+    pytest.importorskip("pytorch_optimizer")
+    rates = {"muon": 3e-2, "soap": 1e-2, "shampoo": 1.0}
+    settings = runs.settings(
+        optimizer=name, kfac=False, lr=rates[name], steps=60, mixup=0.0, erasing=0.0
+    )
+    outcome = train(settings, tmp_path)
+    assert outcome.metrics["loss"] < 1.2  # of 2.3 at first
+
+
+def test_muon_takes_matrices_that_are_no_embeddings():
+    pytest.importorskip("pytorch_optimizer")
+    model = GPT(11, 8, layers=1, heads=2, width=8)
+    settings = runs.settings(optimizer="muon", kfac=False, weight_decay=0.1)
+    made = optimizers.optimizer(settings, model, lambda step: 0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    assert embedded
+    seen = []
+    for group in made.param_groups:
+        assert group["lr"] == settings.lr
+        for p in group["params"]:
+            seen.append(names[id(p)])
+            assert group["use_muon"] == (p.ndim >= 2 and id(p) not in embedded), names[id(p)]
+            assert group["weight_decay"] == (0.1 if p.ndim >= 2 else 0.0), names[id(p)]
+    assert sorted(seen) == sorted(names.values())
+
+
+def test_muon_without_biases():
+    pytest.importorskip("pytorch_optimizer")
+    groups = [{"params": [nn.Parameter(torch.ones(2, 2))]}]
+    made = third_party.muon(groups, 0.02, 0.95, nn.Linear(1, 1))
+    assert [group["use_muon"] for group in made.param_groups] == [True]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_momentum_and_weight_decay_reach_them(name):
+    pytest.importorskip("pytorch_optimizer")
+    settings = runs.settings(optimizer=name, kfac=False, momentum=0.7, weight_decay=0.125)
+    made = optimizers.optimizer(settings, nn.Linear(3, 2), lambda step: 0.1)
+    for group in made.param_groups:
+        if group["weight_decay"]:  # biases have none
+            assert group["weight_decay"] == 0.125
+        if name == "soap":
+            assert group["betas"] == (0.7, 0.95)
+        elif name == "shampoo" or group["use_muon"]:
+            assert group["momentum"] == 0.7
+    assert any(group["weight_decay"] for group in made.param_groups)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weight_decay_acts_times_the_learning_rate(name):
+    """As in the others of a comparison: without a gradient a weight shrinks by lr * decay."""
+    pytest.importorskip("pytorch_optimizer")
+    layer = nn.Linear(3, 2, bias=False)
+    before = layer.weight.detach().clone()
+    settings = runs.settings(optimizer=name, kfac=False, lr=0.1, weight_decay=0.5)
+    made = optimizers.optimizer(settings, layer, lambda step: 0.1)
+    for _ in range(2):  # the first step of SOAP only looks
+        layer.weight.grad = torch.zeros_like(layer.weight)
+        made.step()
+    steps = 1 if name == "soap" else 2
+    torch.testing.assert_close(layer.weight.detach(), before * 0.95**steps, rtol=1e-4, atol=1e-6)
