@@ -1,12 +1,69 @@
-"""Sizes of factors and blocks, without their numbers: no tensors, no torch."""
+"""Sizes of factors and blocks, without their numbers: no tensors, no torch.
 
+A set of ranks is a ``range`` wherever it can be one: all of them, a row or a column of a grid,
+every d-th. A plan for ten thousand ranks then has sets of ten thousand without listing them, and
+asking whether a rank is in one takes no time.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 from natgrad.errors import SettingError
 
-Ranks = tuple[int, ...]
+Ranks = tuple[int, ...] | range  # in increasing order
+Box = tuple[tuple[int, int], ...]  # (start, stop) of every dimension
+
+
+def as_ranks(ranks: Iterable[int]) -> Ranks:
+    """The same set in the one way in which it is written: as a range if it is one.
+
+    Arguments:
+        ranks: in any order; those that occur twice count once.
+    """
+    if isinstance(ranks, range) and ranks.step > 0:
+        return ranks
+    found = sorted(set(ranks))
+    if not found:
+        return range(0)
+    steps = {b - a for a, b in pairwise(found)}
+    if len(steps) > 1:
+        return tuple(found)
+    return range(found[0], found[-1] + 1, steps.pop() if steps else 1)
+
+
+def disjoint(one: Ranks, other: Ranks) -> bool:
+    """Whether no rank is in both; at once for ranges of one step, as those of a grid are.
+
+    Arguments:
+        one: a set of ranks.
+        other: another one.
+    """
+    if not one or not other or one[-1] < other[0] or other[-1] < one[0]:
+        return True
+    if isinstance(one, range) and isinstance(other, range):
+        steps = {each.step for each in (one, other) if len(each) > 1}
+        if len(steps) == 1 and (one[0] - other[0]) % steps.pop():
+            return True
+    few, many = sorted((one, other), key=len)
+    return not any(rank in many for rank in few)
+
+
+def server(sources: Ranks, rank: int, world: int) -> int:
+    """Who serves a rank, of S ranks that have what it needs: number ``rank S // world``.
+
+    In a grid whose columns are the sources, it is the one in the rank's own row; of the replicas of
+    a shard, the one in its own replica of the model. So sources share the work, and what is served
+    stays near.
+
+    Arguments:
+        sources: ranks that have it, at least one.
+        rank: any.
+        world: number of all ranks.
+    """
+    return sources[rank * len(sources) // world]
 
 
 class FactorCost(NamedTuple):
@@ -60,22 +117,79 @@ class FactorSpec:
 class Piece:
     """A box of one of a block's parameters, and the ranks that hold its gradient.
 
-    All ranks hold one whole piece under data parallelism, one rank each of many under FSDP; tensor
-    parallelism gives every shard as many holders as there are replicas.
+    Under data parallelism all ranks hold one whole piece. FSDP cuts a parameter's rows into chunks
+    of one length, of which rank 0, 1, … holds one each: that is one piece, too, with a ``chunk``.
+    Tensor parallelism gives every shard as many holders as there are replicas.
 
     Arguments:
         parameter: its index among the parameters of the block's layer.
         box: ``(start, stop)`` of every dimension.
-        holders: ranks that hold its gradient.
+        holders: ranks that hold its gradient: each all of it, or, with a ``chunk``, a part each, in
+            the order of ranks.
+        chunk: rows, counted from row 0 of the parameter, that a holder has; ``None`` if it has all
+            of the box.
     """
 
     parameter: int
-    box: tuple[tuple[int, int], ...]  # (start, stop) per dimension
+    box: Box
     holders: Ranks
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "holders", as_ranks(self.holders))
 
     @property
     def numel(self) -> int:
         return prod(stop - start for start, stop in self.box)
+
+    @property
+    def row_numel(self) -> int:
+        """Numbers of one row."""
+        return prod(stop - start for start, stop in self.box[1:])
+
+    def part(self, rank: int) -> Box:
+        """The box that a holder has.
+
+        Arguments:
+            rank: one of the holders.
+        """
+        if self.chunk is None:
+            return self.box
+        (start, stop), *rest = self.box
+        index = start // self.chunk + self.holders.index(rank)
+        first, last = index * self.chunk, (index + 1) * self.chunk
+        return ((max(start, first), min(stop, last)), *rest)
+
+    def part_numel(self, rank: int) -> int:
+        """Numbers that a holder has.
+
+        Arguments:
+            rank: one of the holders.
+        """
+        return prod(stop - start for start, stop in self.part(rank))
+
+    def check(self, block: str, world: int) -> None:
+        """Raise if the holders cannot be what they are said to be.
+
+        Arguments:
+            block: its name, for the sentence.
+            world: number of ranks.
+        """
+        if not self.holders or self.holders[0] < 0 or self.holders[-1] >= world:
+            raise SettingError(
+                f"A piece of block {block!r} is held by ranks {tuple(self.holders)!r} but must be "
+                f"held by some of the ranks 0 to {world - 1}: pass the holders as ranks of the "
+                "group that shares the work."
+            )
+        if self.chunk is not None:
+            (start, stop), *_ = self.box
+            parts = -(-stop // self.chunk) - start // self.chunk
+            if parts != len(self.holders):
+                raise SettingError(
+                    f"A piece of block {block!r} has rows {start} to {stop} in chunks of "
+                    f"{self.chunk}, which makes {parts} parts, but {len(self.holders)} holders: "
+                    "name one for each part."
+                )
 
 
 @dataclass(frozen=True, slots=True)

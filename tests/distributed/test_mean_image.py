@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from natgrad.comm.process_groups import connect
+from natgrad.comm import connect
 from natgrad.errors import DataError
 from natgrad.lab.data import image_files
 from natgrad.lab.train.training import Training

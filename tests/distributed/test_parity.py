@@ -8,6 +8,7 @@ import torch
 import natgrad
 from distributed.training import METHODS, NETWORKS, Run, alone, train
 from documented import InputsOnly, LowRank, NewtonSchulz
+from natgrad.placement import Route
 
 PLACEMENTS = {
     "mem": natgrad.MemOpt(),
@@ -17,6 +18,9 @@ PLACEMENTS = {
     "auto": natgrad.Auto(),
 }
 COMPARED = ["mem", "half", "comm", "scatter"]
+# Small worlds choose the direct route: the other one is asked for, with fewer methods.
+ROUTES = {"": None, ", balanced": Route.BALANCED}
+OF_ROUTE = {"": list(METHODS), ", balanced": ["eigen", "ekfac"]}
 
 
 def divides(placement, ranks):
@@ -57,9 +61,14 @@ def trained(world):
     @lru_cache(maxsize=4)
     def trained(ranks, network, layout):
         runs = {
-            (placement, method): Run(network, layout, {**kfac, "placement": PLACEMENTS[placement]})
+            (placement, method, route): Run(
+                network,
+                layout,
+                {**METHODS[method], "placement": PLACEMENTS[placement], "route": way},
+            )
             for placement in COMPARED
-            for method, kfac in METHODS.items()
+            for route, way in ROUTES.items()
+            for method in OF_ROUTE[route]
             if divides(placement, ranks)
         }
         return world.run(train_each, runs, ranks=ranks)
@@ -76,10 +85,15 @@ def test_weights_are_those_of_one_process(trained, ranks, network, layout, place
     if not divides(placement, ranks):
         pytest.skip("half of three ranks are no ranks")
     expected = reference(network, method, ranks)
-    for weights in trained(ranks, network, layout):
-        found = weights[placement, method]
-        assert_same(found, expected)
-        assert torch.isfinite(torch.cat([w.flatten() for w in found.values()])).all()
+    results = trained(ranks, network, layout)
+    for route in ROUTES:
+        if method in OF_ROUTE[route]:
+            for weights in results:
+                found = weights[placement, method, route]
+                assert_same(found, expected)
+                assert torch.isfinite(torch.cat([w.flatten() for w in found.values()])).all()
+                first = results[0][placement, method, route]
+                assert all(torch.equal(found[name], first[name]) for name in first)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def plan(
         typer.echo(f"\n{chosen}")
     if limit is not None and not compared.fits(chosen):
         raise SettingError(
-            f"{chosen.strategy} keeps {bytes_text(compared.memory(chosen))} on a rank but "
+            f"{chosen.strategy} keeps {bytes_text(chosen.most_memory)} on a rank but "
             f"--memory-limit is {bytes_text(limit)}: raise it, or pass --placement auto."
         )
     if draw is not None:
@@ -103,32 +103,28 @@ def plan(
 
 def spread(kfac: KFAC, ranks: int, layout: options.Layout) -> tuple[tuple[BlockSpec, ...], World]:
     """The blocks of a model on one process as they would lie on many."""
-    everyone = tuple(range(ranks))
     sharded = layout is options.Layout.FSDP
     found = []
     for spec, block in zip(kfac.plan.blocks, kfac.blocks, strict=True):
-        pieces: list[Piece] = []
-        for piece in spec.pieces:
-            if sharded:
-                pieces += _shards(piece, len(block.parameters[piece.parameter]), ranks)
-            else:
-                pieces.append(replace(piece, holders=everyone))
+        rows = [len(parameter) for parameter in block.parameters]
+        pieces = (
+            _sharded(piece, rows[piece.parameter], ranks)
+            if sharded and ranks > 1
+            else replace(piece, holders=range(ranks))
+            for piece in spec.pieces
+        )
         found.append(replace(spec, pieces=tuple(pieces)))
     local = layout is options.Layout.PLAIN and ranks > 1
     world = replace(kfac.plan.world, size=ranks, gradients_are_local=local, sharded=sharded)
     return tuple(found), world
 
 
-def _shards(piece: Piece, rows: int, ranks: int) -> list[Piece]:
+def _sharded(piece: Piece, rows: int, ranks: int) -> Piece:
     """Rank r has the r-th of equal slices of a parameter's rows, the last of which may be short."""
-    each = -(-rows // ranks)
+    chunk = -(-rows // ranks)
     start, stop = piece.box[0]
-    shards = []
-    for rank in range(ranks):
-        first, last = max(start, rank * each), min(stop, (rank + 1) * each)
-        if first < last:
-            shards.append(replace(piece, box=((first, last), *piece.box[1:]), holders=(rank,)))
-    return shards
+    holders = range(start // chunk, -(-stop // chunk))
+    return replace(piece, holders=holders, chunk=chunk if len(holders) > 1 else None)
 
 
 def save(plan: Plan, path: Path) -> None:
@@ -188,22 +184,8 @@ class PlacementComparison:
         own = [name for name, share in ends.items() if plan.strategy == f"Hybrid({share})"]
         return own or [plan.strategy]
 
-    def memory(self, plan: Plan) -> int:
-        return max(plan.memory(rank).total for rank in plan.world.ranks)
-
     def fits(self, plan: Plan) -> bool:
-        return self.memory_limit is None or self.memory(plan) <= self.memory_limit
-
-    def sent(self, plan: Plan) -> float:
-        """Bytes in an average step, of the rank that sends most."""
-        update, refresh = self.world.update_every, self.world.refresh_every
-        return max(
-            sent.gradients
-            + sent.agreement.apply
-            + (sent.factors + sent.agreement.update) / update
-            + (sent.inverses + sent.agreement.refresh) / refresh
-            for sent in plan.sent_by_all()
-        )
+        return self.memory_limit is None or plan.most_memory <= self.memory_limit
 
     def table(self, title: str, chosen: Plan | None = None) -> Table:
         world = self.world
@@ -223,8 +205,8 @@ class PlacementComparison:
                     seconds_text(max(times.update)),
                     seconds_text(max(times.refresh)),
                     seconds_text(max(times.apply)),
-                    bytes_text(self.sent(plan)),
-                    bytes_text(self.memory(plan)),
+                    bytes_text(plan.average_sent()),
+                    bytes_text(plan.most_memory),
                     ", ".join(note for note, true in notes.items() if true),
                 )
             )

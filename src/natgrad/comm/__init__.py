@@ -1,14 +1,18 @@
 """Everything that knows of other processes; the only room that imports ``torch.distributed``.
 
-A `Communicator` has two collectives: an exchange (all-to-all with uneven pieces) and a sum
-(all-reduce). `ProcessGroups`, `MPI` and `Alone` are its backends; another one is a class with three
-methods.
+A `Communicator` has four collectives: an exchange (all-to-all with uneven pieces), a sum
+(all-reduce), and, of even slices, a reduce-scatter and an all-gather. `ProcessGroups`, `MPI` and
+`Alone` are its backends; another one is a class with five methods. `TwoLevels` makes the last two
+inside nodes and between them.
 """
 
 from natgrad.comm.alone import Alone
-from natgrad.comm.base import CommunicationError, Communicator, Pending, Traffic
+from natgrad.comm.base import Communicator
+from natgrad.comm.connecting import connect
 from natgrad.comm.mpi import MPI
-from natgrad.comm.process_groups import ProcessGroups, connect
+from natgrad.comm.process_groups import ProcessGroups
+from natgrad.comm.transfers import CommunicationError, Pending, Traffic
+from natgrad.comm.two_levels import TwoLevels
 
 __all__ = [
     "MPI",
@@ -18,5 +22,6 @@ __all__ = [
     "Pending",
     "ProcessGroups",
     "Traffic",
+    "TwoLevels",
     "connect",
 ]

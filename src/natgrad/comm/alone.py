@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import Arrived, Communicator, Pending
+from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.transfers import Arrived, Pending
 
 
 class Alone(Communicator):
@@ -21,6 +22,15 @@ class Alone(Communicator):
 
     def _total(self, own: Tensor, dtype: torch.dtype, failure: str) -> Pending:
         return Arrived(own.to(dtype))
+
+    def _reduce_scatter(self, send: Tensor, failure: str) -> Pending:
+        return Arrived(send.to(SUMMED_AS[send.dtype], copy=True))
+
+    def _all_gather(self, send: Tensor, failure: str) -> Pending:
+        return Arrived(send.clone())
+
+    def _split(self, ranks: list[int]) -> Communicator:
+        return Alone()
 
     def _gather(self, value: object) -> list[Any]:
         return [value]

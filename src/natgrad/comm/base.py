@@ -1,29 +1,31 @@
-"""Collectives as K-FAC needs them: an exchange of pieces between ranks, and a sum over all of them.
+"""Collectives as K-FAC needs them, of flat tensors, each started at once and waited for later.
 
 With ``x[r → s]`` the piece that rank r has for rank s, and W ranks::
 
-    exchange    rank s receives x[0 → s], x[1 → s], …, x[W-1 → s]     (all-to-all, uneven)
-    total       every rank receives Σ_r x[r]                          (all-reduce)
+    exchange         rank s receives x[0 → s], x[1 → s], …, x[W-1 → s]    (all-to-all, uneven)
+    total            every rank receives Σ_r x[r]                         (all-reduce)
+    reduce_scatter   rank s receives Σ_r x[r → s]                         (even slices)
+    all_gather       every rank receives x[0], x[1], …, x[W-1]            (even slices)
 
-A reduce-scatter is an exchange whose pieces the receiver sums itself: half the bytes of an
-all-reduce, in the order of the ranks and in float32 or better whatever the wire's dtype, so that
-every rank that keeps a factor has the same bits. Both collectives return at once, and `wait` gives
-the result, so that communication overlaps with computation.
+An exchange costs what its busiest rank sends or receives. The two with even slices cost a rank
+``(W - 1) / W`` of the whole buffer whatever it needs, so no rank's traffic grows with W; a backend
+does them in its own ring or tree. Numbers of 16 bits are sent as they are and added up in float32:
+in bfloat16, 256 + 1 is 256.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from natgrad.comm.transfers import Pending, Then, Traffic, communication_error
 from natgrad.errors import NatgradError, SettingError
 
 T = TypeVar("T")
 
-# What `total` sums. 16-bit numbers are sent as float32: added in bfloat16, 256 + 1 is 256.
+# What sums of numbers are made in, and for `total` also sent in.
 SUMMED_AS = {
     torch.float64: torch.float64,
     torch.float32: torch.float32,
@@ -31,143 +33,6 @@ SUMMED_AS = {
     torch.float16: torch.float32,
     torch.int64: torch.int64,
 }
-
-
-class CommunicationError(NatgradError, RuntimeError):
-    """Other ranks could not be reached, or did not answer in time."""
-
-
-@dataclass
-class Traffic:
-    """Bytes that this rank sent to others, and calls, both by purpose.
-
-    A sum over W ranks counts as ``2 (W-1)/W`` times its bytes, which is what a ring sends.
-
-    Arguments:
-        sent: bytes by purpose, such as ``"factors"``.
-        calls: number of collectives by purpose.
-    """
-
-    sent: dict[str, float] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-
-    def count(self, purpose: str, nbytes: float) -> None:
-        """Add one collective.
-
-        Arguments:
-            purpose: under which the traffic is counted, such as ``"factors"``.
-            nbytes: how many bytes this rank sends to others in it.
-        """
-        self.sent[purpose] = self.sent.get(purpose, 0) + nbytes
-        self.calls[purpose] = self.calls.get(purpose, 0) + 1
-
-    def total(self) -> float:
-        return sum(self.sent.values())
-
-    def snapshot(self) -> "Traffic":
-        """A copy that later messages leave alone."""
-        return Traffic(dict(self.sent), dict(self.calls))
-
-    def __sub__(self, earlier: "Traffic") -> "Traffic":
-        """What happened since the snapshot ``earlier``; purposes without a call are left out."""
-        calls = {name: n - earlier.calls.get(name, 0) for name, n in self.calls.items()}
-        calls = {name: n for name, n in calls.items() if n}
-        return Traffic({name: self.sent[name] - earlier.sent.get(name, 0) for name in calls}, calls)
-
-
-class Pending(Protocol):
-    """A message that was sent and may not have arrived yet."""
-
-    def wait(self) -> Tensor:
-        """The received buffer, flat and contiguous; the same one at every call."""
-        ...
-
-
-class Arrived:
-    """A message that did not have to be sent.
-
-    Arguments:
-        received: the flat tensor that `wait` returns.
-    """
-
-    def __init__(self, received: Tensor) -> None:
-        self._received = received
-
-    def wait(self) -> Tensor:
-        return self._received
-
-
-# A backend may still read and write the buffers of a transfer that nobody waits for, so they are
-# held here until it is complete.
-_in_flight: set["Transfer"] = set()
-
-
-class Transfer(ABC):
-    """A collective in flight; it lives until it is complete, waited for or not.
-
-    Arguments:
-        received: flat buffer that the backend writes to.
-        dtype: that `wait` converts it to.
-        failure: the start of an error sentence, such as ``"Rank 0 of 2 could not exchange
-            'factors'"``.
-        buffers: all else that the backend uses; kept alive until the message has arrived.
-    """
-
-    def __init__(self, received: Tensor, dtype: torch.dtype, failure: str, *buffers: object):
-        for message in list(_in_flight):
-            if message._arrived():
-                _in_flight.discard(message)
-        self._received: Tensor | None = received
-        self._dtype = dtype
-        self._failure = failure
-        self._buffers = buffers
-        self._waited = False
-        self._cause: Exception | None = None
-        _in_flight.add(self)
-
-    @abstractmethod
-    def _arrived(self) -> bool:
-        """Whether the backend is done with the buffers; does not wait and does not raise."""
-
-    @abstractmethod
-    def _finish(self) -> None:
-        """Wait for the backend, or raise what it raises."""
-
-    def wait(self) -> Tensor:
-        if not self._waited:
-            self._waited = True
-            try:
-                self._finish()
-            except Exception as error:
-                # A later transfer notices when the backend has released the buffers.
-                self._cause, self._received = error, None
-            else:
-                _in_flight.discard(self)
-                self._buffers = ()
-                if self._received is not None:
-                    self._received = self._received.to(self._dtype)
-        if self._received is None:
-            raise communication_error(self._failure, self._cause) from self._cause
-        return self._received
-
-
-def in_flight() -> int:
-    """How many transfers are not known to be complete."""
-    return len(_in_flight)
-
-
-def communication_error(failure: str, cause: BaseException | None) -> CommunicationError:
-    """The error that says what failed and why; raise it ``from cause``.
-
-    Arguments:
-        failure: the start of its sentence: which rank could not do what.
-        cause: the backend's error, of which the first line is quoted.
-    """
-    reason = str(cause).strip().partition("\n")[0].rstrip(".")
-    return CommunicationError(
-        f"{failure} ({type(cause).__name__}: {reason}). Another rank has ended, hangs or took "
-        "another way through the program: look at what the other ranks say."
-    )
 
 
 class Communicator(ABC):
@@ -237,17 +102,65 @@ class Communicator(ABC):
             purpose: name under which the traffic is counted, such as ``"gradients"``.
         """
         self._check(numbers, "total", purpose)
-        if numbers.dtype not in SUMMED_AS:
-            allowed = ", ".join(str(dtype) for dtype in SUMMED_AS)
-            raise SettingError(
-                f"total of '{purpose}': the numbers are {numbers.dtype} but must be one of "
-                f"{allowed}: convert them."
-            )
+        _check_summable(numbers, "total", purpose)
         own = numbers.detach().to(SUMMED_AS[numbers.dtype], copy=True)
         self.traffic.count(purpose, 2 * (self.size - 1) * own.nbytes / self.size)
         return self._carry(
             f"add up '{purpose}'", lambda failure: self._total(own, numbers.dtype, failure)
         )
+
+    def reduce_scatter(self, send: Tensor, purpose: str) -> Pending:
+        """Sum over the ranks, of which this rank gets its slice ``[n]``, as a new tensor: float32
+        of 16-bit numbers, which are sent as they are, and otherwise of the dtype of ``send``.
+
+        Arguments:
+            send: ``[W n]``, contiguous, of the same length on all ranks: the slices for rank 0, 1,
+                … one behind the other. Must not be written to before the wait.
+            purpose: name under which the traffic is counted, such as ``"factors"``.
+        """
+        self._check(send, "reduce_scatter", purpose)
+        _check_summable(send, "reduce_scatter", purpose)
+        if send.numel() % self.size:
+            raise SettingError(
+                f"reduce_scatter of '{purpose}': the {send.numel()} numbers do not make "
+                f"{self.size} slices of one length: add zeros at the end."
+            )
+        self.traffic.count(purpose, (self.size - 1) * send.nbytes // self.size)
+        return self._carry(
+            f"reduce '{purpose}'", lambda failure: self._reduce_scatter(send.detach(), failure)
+        )
+
+    def all_gather(self, send: Tensor, purpose: str) -> Pending:
+        """The slices of all ranks one behind the other, ``[W n]``, as a new tensor.
+
+        Arguments:
+            send: ``[n]``, contiguous, of the same length on all ranks and of any dtype: this rank's
+                slice. Must not be written to before the wait.
+            purpose: name under which the traffic is counted, such as ``"inverses"``.
+        """
+        self._check(send, "all_gather", purpose)
+        self.traffic.count(purpose, (self.size - 1) * send.nbytes)
+        return self._carry(
+            f"gather '{purpose}'", lambda failure: self._all_gather(send.detach(), failure)
+        )
+
+    def split(self, ranks: Sequence[int]) -> "Communicator":
+        """A communicator of some of the ranks, whose traffic is counted here. All ranks must call
+        this together, each with the ranks of its own part; the parts must not overlap.
+
+        Arguments:
+            ranks: of this communicator, in increasing order, this rank among them; perhaps it
+                alone.
+        """
+        part = list(ranks)
+        if self.rank not in part or sorted({*part}) != part or part[-1] >= self.size:
+            raise SettingError(
+                f"split({part}) was called by rank {self.rank} of {self.size}: give different "
+                "ranks in increasing order, with that of the caller."
+            )
+        made = self._carry(f"make a group of ranks {part}", lambda failure: self._split(part))
+        made.traffic = self.traffic
+        return made
 
     def gather(self, value: object) -> list[Any]:
         """Every rank's value, in rank order (an all-gather of objects); it waits for all ranks and
@@ -266,6 +179,20 @@ class Communicator(ABC):
     @abstractmethod
     def _total(self, own: Tensor, dtype: torch.dtype, failure: str) -> Pending:
         """Sum into ``own``, and convert the sum to ``dtype``."""
+
+    def _reduce_scatter(self, send: Tensor, failure: str) -> Pending:
+        """By an exchange of slices that each rank adds up itself, which moves no more than a ring
+        would; for numbers that a backend adds up less well, or not at all."""
+        sizes = [send.numel() // self.size] * self.size
+        dtype = SUMMED_AS[send.dtype]
+        pending = self._exchange(send, sizes, sizes, failure)
+        return Then(pending, lambda got: got.view(self.size, -1).sum(0, dtype=dtype))
+
+    @abstractmethod
+    def _all_gather(self, send: Tensor, failure: str) -> Pending: ...
+
+    @abstractmethod
+    def _split(self, ranks: list[int]) -> "Communicator": ...
 
     @abstractmethod
     def _gather(self, value: object) -> list[Any]: ...
@@ -288,3 +215,12 @@ class Communicator(ABC):
                 f"strides {numbers.stride()} but must be flat and contiguous: pass "
                 "numbers.contiguous().flatten()."
             )
+
+
+def _check_summable(numbers: Tensor, method: str, purpose: str) -> None:
+    if numbers.dtype not in SUMMED_AS:
+        allowed = ", ".join(str(dtype) for dtype in SUMMED_AS)
+        raise SettingError(
+            f"{method} of '{purpose}': the numbers are {numbers.dtype} but must be one of "
+            f"{allowed}: convert them."
+        )

@@ -13,8 +13,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from natgrad.comm.base import Communicator, communication_error
+from natgrad.comm.base import Communicator
 from natgrad.comm.process_groups import ProcessGroups
+from natgrad.comm.transfers import communication_error
 from natgrad.errors import CheckpointError, SettingError
 
 Folder = str | PathLike[str]
@@ -133,7 +134,9 @@ class CheckpointFolder:
 
 
 def _group(comm: Communicator) -> Any:
-    inner = getattr(comm, "inner", comm)
+    inner = comm
+    while hasattr(inner, "inner"):  # those that only add something to another one
+        inner = inner.inner
     if isinstance(inner, ProcessGroups):
         return inner._group
     if comm.size == 1:

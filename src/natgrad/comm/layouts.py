@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from natgrad.errors import SettingError
+from natgrad.specs import Box
 
 __all__ = [
     "AVERAGING",
-    "Box",
     "DeviceMesh",
     "ProcessGroup",
     "box_of",
@@ -29,8 +29,6 @@ __all__ = [
     "reduced_gradient",
     "reshard_like",
 ]
-
-Box = tuple[tuple[int, int], ...]  # (first, end) of every dimension
 
 # Wrappers that average the gradients of all ranks, with the model in ``.module``; integrations add
 # those of other libraries.

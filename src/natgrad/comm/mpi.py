@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import Communicator, Pending, Transfer
+from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.transfers import Pending, Transfer
 from natgrad.errors import SettingError
 
 # An exchange moves bits, so a type of the right width serves any dtype; counts are 32 bits wide.
@@ -60,6 +61,33 @@ class MPI(Communicator):
         )
         return MPITransfer(request, own, dtype, failure)
 
+    def _reduce_scatter(self, send: Tensor, failure: str) -> Pending:
+        if SUMMED_AS[send.dtype] != send.dtype:  # MPI knows no numbers of 16 bits
+            return super()._reduce_scatter(send, failure)
+        own = send.new_empty(send.numel() // self.size)
+        kind = getattr(self._mpi, NUMBERS[send.dtype])
+        request = self._comm.Ireduce_scatter_block(
+            [self._buffer(send), own.numel(), kind],  # of a slice
+            [self._buffer(own), own.numel(), kind],
+            op=self._mpi.SUM,
+        )
+        return MPITransfer(request, own, send.dtype, failure, send)
+
+    def _all_gather(self, send: Tensor, failure: str) -> Pending:
+        received = send.new_empty(self.size * send.numel())
+        kind = getattr(self._mpi, BITS[send.element_size()])
+        request = self._comm.Iallgather(
+            [self._buffer(send), send.numel(), kind], [self._buffer(received), send.numel(), kind]
+        )
+        return MPITransfer(request, received, send.dtype, failure, send)
+
+    def _split(self, ranks: list[int]) -> Communicator:
+        part = self._comm.Split(color=ranks[0], key=self.rank)
+        try:
+            return MPI(part)
+        finally:
+            part.Free()  # MPI() has duplicated it
+
     def _gather(self, value: object) -> list[Any]:
         gathered: list[Any] = self._comm.allgather(value)
         return gathered
@@ -78,10 +106,10 @@ class MPITransfer(Transfer):
 
     Arguments:
         request: of mpi4py, for which there is `wait`.
-        received: as for `Message`.
-        dtype: as for `Message`.
-        failure: as for `Message`.
-        buffers: as for `Message`.
+        received: as for `Transfer`.
+        dtype: as for `Transfer`.
+        failure: as for `Transfer`.
+        buffers: as for `Transfer`.
     """
 
     def __init__(

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from natgrad.comm.alone import Alone
-from natgrad.comm.base import Communicator, Pending, Transfer, communication_error
+from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.transfers import Pending, Transfer, communication_error
 from natgrad.errors import NatgradError, SettingError
 
 if TYPE_CHECKING:
@@ -26,22 +27,16 @@ if TYPE_CHECKING:
 _private: "WeakKeyDictionary[ProcessGroup, dict[object, ProcessGroup]]" = WeakKeyDictionary()
 
 
+# Their names from torch 2.13 on, and before.
+_REDUCE_SCATTER: Any = getattr(
+    dist, "reduce_scatter_single", getattr(dist, "reduce_scatter_tensor", None)
+)
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
+
+
 def initialised() -> bool:
     """Whether this process knows of others through torch.distributed."""
     return dist.is_available() and dist.is_initialized()
-
-
-def connect(group: "Communicator | ProcessGroup | DeviceMesh | None" = None) -> Communicator:
-    """The communicator that a user means.
-
-    Arguments:
-        group: a `Communicator`, which is returned as it is; a ``ProcessGroup`` or a ``DeviceMesh``;
-            or ``None`` for all processes there are, which is `Alone` if torch.distributed is not
-            initialised.
-    """
-    if isinstance(group, Communicator):
-        return group
-    return Alone() if group is None and not initialised() else ProcessGroups(group)
 
 
 class ProcessGroups(Communicator):
@@ -78,6 +73,14 @@ class ProcessGroups(Communicator):
         self._ranks = ranks
         super().__init__(dist.get_rank(self._group), len(ranks))
 
+    @classmethod
+    def _over(cls, group: "ProcessGroup", ranks: tuple[int, ...]) -> "ProcessGroups":
+        """Over a group that nobody else uses."""
+        made = cls.__new__(cls)
+        made._group, made._ranks = group, ranks
+        Communicator.__init__(made, dist.get_rank(group), len(ranks))
+        return made
+
     @property
     def ranks(self) -> tuple[int, ...]:
         return self._ranks
@@ -102,6 +105,28 @@ class ProcessGroups(Communicator):
         work = dist.all_reduce(own, group=self._group, async_op=True)
         return GroupTransfer(work, own, dtype, failure)
 
+    def _reduce_scatter(self, send: Tensor, failure: str) -> Pending:
+        # gloo makes an all-reduce of it, twice the bytes; and 16 bits must not be added up in 16.
+        if SUMMED_AS[send.dtype] != send.dtype or self._backend_of(send) == "gloo":
+            return super()._reduce_scatter(send, failure)
+        own = send.new_empty(send.numel() // self.size)
+        work = _REDUCE_SCATTER(own, send, group=self._group, async_op=True)
+        return GroupTransfer(work, own, send.dtype, failure, send)
+
+    def _all_gather(self, send: Tensor, failure: str) -> Pending:
+        received = send.new_empty(self.size * send.numel())
+        both = received.view(torch.uint8), send.view(torch.uint8)
+        work = _ALL_GATHER(*both, group=self._group, async_op=True)
+        return GroupTransfer(work, received, send.dtype, failure, send)
+
+    def _split(self, ranks: list[int]) -> Communicator:
+        part = tuple(self._ranks[rank] for rank in ranks)
+        group = _part_of(self._group, part)
+        return Alone() if group is None else ProcessGroups._over(group, part)
+
+    def _backend_of(self, numbers: Tensor) -> str:
+        return str(self._group._get_backend(numbers.device).name())
+
     def _gather(self, value: object) -> list[Any]:
         return _gathered(value, self._group)
 
@@ -111,10 +136,10 @@ class GroupTransfer(Transfer):
 
     Arguments:
         work: its handle in torch.
-        received: as for `Message`.
-        dtype: as for `Message`.
-        failure: as for `Message`.
-        buffers: as for `Message`.
+        received: as for `Transfer`.
+        dtype: as for `Transfer`.
+        failure: as for `Transfer`.
+        buffers: as for `Transfer`.
     """
 
     def __init__(
@@ -190,6 +215,22 @@ def _private_group(parents: Sequence["ProcessGroup"], ranks: tuple[int, ...]) ->
             _align_names(parents, backend)
         groups[key] = dist.new_group(list(ranks), timeout, backend, use_local_synchronization=some)
     return groups[key]
+
+
+def _part_of(whole: "ProcessGroup", ranks: tuple[int, ...]) -> "ProcessGroup | None":
+    """A group of some members of ``whole``, all of which call this, each with its own part."""
+    backend, timeout = _backend(whole), _timeout(whole)
+    groups, key = _private.setdefault(_everyone(), {}), ("part", ranks, backend, timeout)
+    if len(ranks) > 1 and len(ranks) == dist.get_world_size(whole):
+        return whole
+    # Members of a part have made it together, so that either all of them know it or none.
+    if not all(_gathered(len(ranks) == 1 or key in groups, whole)):
+        _align_names([whole], backend)
+        if len(ranks) > 1 and key not in groups:
+            groups[key] = dist.new_group(
+                list(ranks), timeout, backend, use_local_synchronization=True
+            )
+    return groups.get(key)
 
 
 def _align_names(parents: Sequence["ProcessGroup"], backend: str) -> None:

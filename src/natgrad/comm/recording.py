@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import Communicator, Pending, Traffic
+from natgrad.comm.base import Communicator
+from natgrad.comm.transfers import Pending, Traffic
 
 
 @dataclass
@@ -17,10 +18,10 @@ class MessageTimes:
     machine share.
 
     Arguments:
-        kind: ``"exchange"`` or ``"total"``.
+        kind: the method of the communicator, such as ``"exchange"``.
         purpose: under which the traffic is counted, such as ``"factors"``.
         sent: bytes to other ranks, as `Traffic` counts them.
-        received: bytes from other ranks; of a total as many as were sent.
+        received: bytes from other ranks; of all but exchanges as many as were sent.
         launched: when the call that sends it began.
         left: when that call returned.
         arrived: when the backend was done, or, if it does not tell, the end of the first wait;
@@ -28,7 +29,7 @@ class MessageTimes:
         waits: begin and end of every call of `wait`.
     """
 
-    kind: str  # exchange or total
+    kind: str
     purpose: str
     sent: float  # bytes to other ranks, as traffic counts them
     received: float
@@ -86,6 +87,21 @@ class Recording(Communicator):
         pending = self.inner.total(numbers, purpose)
         return self._follow(pending, "total", purpose, before, launched)
 
+    def reduce_scatter(self, send: Tensor, purpose: str) -> Pending:
+        before, launched = self.traffic.snapshot(), perf_counter_ns()
+        pending = self.inner.reduce_scatter(send, purpose)
+        return self._follow(pending, "reduce_scatter", purpose, before, launched)
+
+    def all_gather(self, send: Tensor, purpose: str) -> Pending:
+        before, launched = self.traffic.snapshot(), perf_counter_ns()
+        pending = self.inner.all_gather(send, purpose)
+        return self._follow(pending, "all_gather", purpose, before, launched)
+
+    def split(self, ranks: Sequence[int]) -> Communicator:
+        part = Recording(self.inner.split(ranks))
+        part.messages = self.messages
+        return part
+
     def _follow(
         self,
         pending: Pending,
@@ -97,7 +113,7 @@ class Recording(Communicator):
     ) -> Pending:
         left = perf_counter_ns()
         sent = (self.traffic - before).sent[purpose]
-        both = (sent, sent if received is None else received)  # a sum goes around in a ring
+        both = (sent, sent if received is None else received)  # a ring passes on what it gets
         message = MessageTimes(kind, purpose, *both, launched, left)
         self.messages.append(message)
         return TimedPending(pending, message)
@@ -109,6 +125,12 @@ class Recording(Communicator):
 
     def _total(self, own: Tensor, dtype: torch.dtype, failure: str) -> Pending:
         return self.inner._total(own, dtype, failure)
+
+    def _all_gather(self, send: Tensor, failure: str) -> Pending:
+        return self.inner._all_gather(send, failure)
+
+    def _split(self, ranks: list[int]) -> Communicator:
+        return self.inner._split(ranks)
 
     def _gather(self, value: object) -> list[Any]:
         return self.inner._gather(value)

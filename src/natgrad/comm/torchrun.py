@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from natgrad.comm.base import Communicator
-from natgrad.comm.process_groups import connect, initialised
+from natgrad.comm.connecting import connect
+from natgrad.comm.process_groups import initialised
 from natgrad.errors import NatgradError
 
 

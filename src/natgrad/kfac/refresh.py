@@ -22,12 +22,12 @@ from torch import Tensor
 from natgrad.capture.blocks import Block
 from natgrad.inverses import Parts
 from natgrad.kfac.clocks import Clocks
-from natgrad.kfac.ranks.shipments import Shipment
+from natgrad.kfac.ranks.copying import Copying
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import Values
 from natgrad.kfac.step import Step
 from natgrad.linalg.threads import spread
-from natgrad.placement.ops import FactorId, Message, Share
+from natgrad.placement.ops import FactorId, Op, Share
 
 Due = dict[Block, set[str]]
 Made = dict[Block, dict[str, Parts | None]]
@@ -45,6 +45,8 @@ class Refresh:
         self.blocks = list(team.blocks.values())
         # The dimension of the largest factor, and each factor's clock.
         self.largest = {b: max(form.dim for form in b.forms.values()) for b in self.blocks}
+        self._shares = [op for op in team.plan.refresh if isinstance(op, Share)]
+        self._copying = Copying(team, self._shares, team.dtype, "inverses")
         self.keys = {b: {name: clocks.key(name) for name in b.decomposes} for b in self.blocks}
 
     def __call__(self, step: Step) -> list[str]:
@@ -160,7 +162,7 @@ class Refresh:
         for (block, name), (done, not_done) in zip(asked, totals, strict=True):
             if not_done:
                 failed.append((block, name))
-            elif done == len(self.team.plan.decomposers[block.name, name]):
+            elif done:
                 good.setdefault(block, set()).add(name)
         return good, failed
 
@@ -171,25 +173,20 @@ class Refresh:
             for block, names in good.items()
         }
         ids: set[FactorId] = {(block.name, n) for block, names in good.items() for n in names}
-        plan = self.team.plan
-        ops = [op for op in plan.refresh if isinstance(op, Share) and op.factor in ids]
+        ops = [op for op in self._shares if op.factor in ids]
 
-        def payload(message: Message) -> Tensor:
-            block, name = self._of(message)
+        def flat(op: Op, to: int, clip: bool) -> Tensor:
+            block, name = self._of(op)
             return torch.cat([part.flatten() for part in found[block][name]])
 
-        for some in plan.cut(ops):
-            shipment = Shipment(self.team, some)
-            for message, data in shipment.arrived(
-                shipment.send(payload, self.team.dtype, "inverses")
-            ):
-                block, name = self._of(message)
-                found[block][name] = _parts(block, name, data)
+        for arrival in self._copying(ops, flat):
+            block, name = self._of(arrival.op)
+            found[block][name] = _parts(block, name, arrival.data)
         return found
 
-    def _of(self, message: Message) -> tuple[Block, str]:
-        assert isinstance(message.op, Share)
-        block, name = message.op.factor
+    def _of(self, op: Op) -> tuple[Block, str]:
+        assert isinstance(op, Share)
+        block, name = op.factor
         return self.team.blocks[block], name
 
 

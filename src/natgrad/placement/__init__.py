@@ -3,7 +3,11 @@
     strategies/    Placement: (blocks, world) -> Plan     a pure function, the same on every rank
     plan           Plan: tuples of ops for update, refresh and apply
     ops            Reduce, Decompose, Share, ...: what is done by which ranks, and what is sent
+    routes, slices how it travels: message by message, or in even slices of fused buckets
+    messages       what one rank sends to another
+    flows          bytes of all ranks, without listing their messages
     cost           operations of a decomposition and of preconditioning, from sizes
+    cluster        seconds of collectives
     simulator      seconds and bytes of a plan on a `Cluster`
     table, picture what a reader sees
 
@@ -12,8 +16,10 @@ are predicted are the bytes that are sent. All ranks compute the same plan from 
 compare its fingerprint.
 """
 
-from natgrad.placement.amounts import Agreement, Flows, Kept, Sent, Work
+from natgrad.placement.amounts import Agreement, Kept, Sent, Work
+from natgrad.placement.cluster import Cluster, Link
 from natgrad.placement.cost import CostModel, Flops
+from natgrad.placement.flows import Collective, Flows
 from natgrad.placement.ops import (
     ApplyOp,
     Decompose,
@@ -30,6 +36,7 @@ from natgrad.placement.ops import (
     TotalGradients,
 )
 from natgrad.placement.plan import Plan
+from natgrad.placement.routes import Groups, Route, Routes
 from natgrad.placement.simulator import Timeline, simulate
 from natgrad.placement.strategies import (
     Auto,
@@ -42,13 +49,14 @@ from natgrad.placement.strategies import (
     ReduceScatter,
     assemble,
 )
-from natgrad.placement.world import Cluster, World
+from natgrad.placement.world import World
 
 __all__ = [
     "Agreement",
     "ApplyOp",
     "Auto",
     "Cluster",
+    "Collective",
     "CommOpt",
     "CostModel",
     "Decompose",
@@ -57,8 +65,10 @@ __all__ = [
     "Flops",
     "Flows",
     "Gather",
+    "Groups",
     "Hybrid",
     "Kept",
+    "Link",
     "Local",
     "MemOpt",
     "Message",
@@ -71,6 +81,8 @@ __all__ = [
     "ReduceScatter",
     "RefreshOp",
     "Return",
+    "Route",
+    "Routes",
     "Sent",
     "Share",
     "Timeline",

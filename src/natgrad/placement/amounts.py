@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
-from natgrad.specs import Ranks
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from natgrad.placement.plan import Plan
-
-
-class Flows(NamedTuple):
-    """Bytes of messages by rank.
-
-    Arguments:
-        sent: bytes that rank 0, 1, … sends to others.
-        received: bytes that each receives from others.
-    """
-
-    sent: list[int]
-    received: list[int]
+    from natgrad.placement.travel import Travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +73,7 @@ class Work:
     precondition: float
 
 
-def agreement_of(plan: Plan, other_numbers: int) -> Agreement:
+def agreement_of(plan: Travel, other_numbers: int) -> Agreement:
     """Bytes of the numbers, 8 bytes each, on which ranks agree.
 
     At an update: 5 for all; of every block whether it has a gradient and whether its statistics are
@@ -106,39 +90,5 @@ def agreement_of(plan: Plan, other_numbers: int) -> Agreement:
     apply = (1 + blocks) * plan.travels
     apply += world.sharded and (other_numbers > 0 or not plan.travels)
     each = 8 * 2 * (plan.world_size - 1) / plan.world_size
-    return Agreement(update * each, 2 * len(plan.decomposers) * each, apply * each)
-
-
-def flows_of(plan: Plan, ops: Iterable[Op]) -> Flows:
-    """`Plan.flows`. What goes to the same ranks, as many pieces do, is summed before they are
-    looked at one by one.
-
-    Arguments:
-        plan: what the ranks do.
-        ops: some of the plan's, in its order; all-reduces count nothing here.
-    """
-    sent, received, everyone = [0] * plan.world_size, [0] * plan.world_size, 0
-    arriving: dict[int, tuple[Ranks, int]] = {}
-    for op in ops:
-        each = plan.number_bytes(op)
-        size = plan.numbers(op) * each
-        match op:
-            case Gather(_, _, source, to) | Return(_, _, source, to) | Share(_, source, to):
-                sent[source] += size * len(to)
-                _, before = arriving.get(id(to), (to, 0))
-                arriving[id(to)] = to, before + size
-            case Reduce(_, to) | ReduceGradient(_, to):
-                everyone += size * len(to)
-                for rank in to:
-                    sent[rank] -= size
-                    received[rank] += size * (plan.world_size - 1)
-            case _:
-                pass
-        if isinstance(op, Return):
-            sent[op.source] += each * len(plan.clipped[op])
-            for rank in plan.clipped[op]:
-                received[rank] += each
-    for to, size in arriving.values():
-        for rank in to:
-            received[rank] += size
-    return Flows([own + everyone for own in sent], received)
+    decomposed = sum(len(block.decomposed) for block in plan.blocks)
+    return Agreement(update * each, 2 * decomposed * each, apply * each)

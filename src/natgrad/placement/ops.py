@@ -7,12 +7,13 @@
                Precondition
                Return                                   preconditioned gradients, an all-gather
 
-Ranks are tuples in increasing order.
+An op says who needs what from whom, once for all ranks, so that a plan has as many ops for ten
+thousand ranks as for two. How it travels is the plan's `Route`.
 """
 
 from dataclasses import dataclass
 
-from natgrad.specs import Ranks
+from natgrad.specs import Ranks, as_ranks
 
 FactorId = tuple[str, str]  # (block, factor)
 
@@ -24,24 +25,27 @@ class Reduce:
 
     Arguments:
         factor: ``(block, factor)``, both by name.
-        to: ranks that get the sum and keep the factor's running average, in increasing order.
+        to: ranks that get the sum and keep the factor's running average.
     """
 
     factor: FactorId
     to: Ranks
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", as_ranks(self.to))
+
 
 @dataclass(frozen=True, slots=True)
 class Decompose:
-    """Some ranks decompose a factor. They have the same numbers, so they get the same parts.
+    """A rank decomposes a factor.
 
     Arguments:
         factor: ``(block, factor)``, both by name.
-        ranks: that do it, in increasing order; each has the factor's running average.
+        rank: that does it, and has the factor's running average.
     """
 
     factor: FactorId
-    ranks: Ranks
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,16 @@ class Share:
 
     Arguments:
         factor: ``(block, factor)``, both by name.
-        source: one of the ranks that decomposed it.
-        to: ranks that receive, in increasing order, without ``source``.
+        source: the rank that decomposed it.
+        to: ranks that have the parts afterwards, with ``source``.
     """
 
     factor: FactorId
     source: int
     to: Ranks
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", as_ranks(self.to))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +83,36 @@ class ReduceGradient:
 
     Arguments:
         block: name of the block.
-        to: ranks that get the sum and precondition the block, in increasing order.
+        to: ranks that get the sum and precondition the block.
     """
 
     block: str
     to: Ranks
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", as_ranks(self.to))
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
     """A piece of a sharded gradient goes to ranks that precondition the block and do not hold it.
 
+    A rank gets it from the holder that serves it (`natgrad.specs.server`); a piece in chunks comes
+    from all holders.
+
     Arguments:
         block: name of the block.
         piece: index into ``BlockSpec.pieces``.
-        source: one of the ranks that hold the piece.
-        to: ranks that receive, in increasing order; none of them holds the piece.
+        to: ranks that have all of the piece afterwards; those among them that hold it receive
+            nothing.
     """
 
     block: str
     piece: int
-    source: int
     to: Ranks
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", as_ranks(self.to))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,32 +121,40 @@ class Precondition:
 
     Arguments:
         block: name of the block.
-        ranks: that do it, in increasing order.
+        ranks: that do it.
     """
 
     block: str
     ranks: Ranks
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", as_ranks(self.ranks))
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
     """A preconditioned piece goes to holders that did not precondition the block.
 
-    The first piece of a block that a rank gets is followed by one number, the block's share of the
-    KL clip, which every rank needs.
+    In a grid whose columns are the sources, each serves its row (`natgrad.specs.server`). The first
+    piece of a block that a rank gets is followed by one number, the block's share of the KL clip,
+    which every rank needs.
 
     Arguments:
         block: name of the block.
         piece: index into ``BlockSpec.pieces``; ``None`` for ranks that hold none of the block's
             gradient and get the KL clip's number alone.
-        source: one of the ranks that preconditioned the block.
-        to: ranks that receive, in increasing order; none of them preconditioned it.
+        sources: the ranks that preconditioned the block.
+        to: holders of the piece; those that are their own source receive nothing.
     """
 
     block: str
     piece: int | None
-    source: int
+    sources: Ranks
     to: Ranks
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", as_ranks(self.sources))
+        object.__setattr__(self, "to", as_ranks(self.to))
 
 
 RefreshOp = Decompose | Share

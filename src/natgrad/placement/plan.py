@@ -8,42 +8,38 @@ precondition a block.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from natgrad.placement import picture, table
-from natgrad.placement.amounts import Flows, Kept, Sent, Work, agreement_of, flows_of
+import numpy as np
+
+from natgrad.placement import flows, picture, table
+from natgrad.placement.amounts import Kept, Work
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.ops import (
     ApplyOp,
     Decompose,
     FactorId,
-    Gather,
-    Message,
-    Op,
     Precondition,
     Reduce,
-    ReduceGradient,
     RefreshOp,
-    Return,
     Share,
-    TotalGradients,
 )
+from natgrad.placement.routes import ALL_DIRECT, Route, Routes
+from natgrad.placement.travel import Travel
 from natgrad.placement.world import World
-from natgrad.specs import BlockSpec, FactorSpec, Ranks
+from natgrad.specs import BlockSpec, Ranks
 from natgrad.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-AnyOp = TypeVar("AnyOp", bound=Op)
-
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Travel):
     """What every rank does. All ranks have the same plan, with the ops in the same order.
 
     Arguments:
@@ -53,6 +49,7 @@ class Plan:
         update: ops on steps that update factors, last layers first, as a backward pass meets them.
         refresh: ops on steps that decompose factors.
         apply: ops on every step.
+        routes: how each kind of op travels.
     """
 
     strategy: str
@@ -61,18 +58,7 @@ class Plan:
     update: tuple[Reduce, ...]
     refresh: tuple[RefreshOp, ...]
     apply: tuple[ApplyOp, ...]
-
-    @property
-    def world_size(self) -> int:
-        return self.world.size
-
-    @cached_property
-    def block(self) -> Mapping[str, BlockSpec]:
-        return {block.name: block for block in self.blocks}
-
-    @cached_property
-    def factors(self) -> Mapping[FactorId, FactorSpec]:
-        return {(block.name, name): spec for block in self.blocks for name, spec in block.factors}
+    routes: Routes = ALL_DIRECT
 
     # Who has what.
 
@@ -83,7 +69,9 @@ class Plan:
 
     @cached_property
     def decomposers(self) -> Mapping[FactorId, Ranks]:
-        return {op.factor: op.ranks for op in self.refresh if isinstance(op, Decompose)}
+        """Who decomposes a factor: one rank."""
+        ops = (op for op in self.refresh if isinstance(op, Decompose))
+        return {op.factor: range(op.rank, op.rank + 1) for op in ops}
 
     @cached_property
     def keepers(self) -> Mapping[FactorId, Ranks]:
@@ -102,24 +90,21 @@ class Plan:
     def holders(self) -> Mapping[FactorId, Ranks]:
         """Where the parts of a decomposition live. Those of a factor in the basis of others are its
         own numbers, at hand where it is kept."""
-        held: dict[FactorId, set[int]] = {f: set(ranks) for f, ranks in self.decomposers.items()}
-        for op in self.refresh:
-            if isinstance(op, Share):
-                held[op.factor].update(op.to)
+        held = dict(self.decomposers)
+        held.update((op.factor, op.to) for op in self.refresh if isinstance(op, Share))
         for block in self.blocks:
             for name in block.in_basis:
-                held[block.name, name] = set(self.keepers[block.name, name])
-        return {factor: tuple(sorted(ranks)) for factor, ranks in held.items()}
+                held[block.name, name] = self.keepers[block.name, name]
+        return held
 
     @cached_property
-    def _kept(self) -> list[Kept]:
-        factors, inverses = [0] * self.world_size, [0] * self.world_size
+    def _kept(self) -> tuple[flows.Numbers, flows.Numbers]:
+        factors, inverses = (np.zeros(self.world_size, np.int64) for _ in range(2))
         for factor, spec in self.factors.items():
-            for rank in self.keepers[factor]:
-                factors[rank] += spec.numel * self.world.kept_factor_bytes
-            for rank in self.holders.get(factor, ()):
-                inverses[rank] += spec.parts * self.world.kept_inverse_bytes
-        return [Kept(*both) for both in zip(factors, inverses, strict=True)]
+            flows.add(factors, self.keepers[factor], spec.numel * self.world.kept_factor_bytes)
+            held = self.holders.get(factor, range(0))
+            flows.add(inverses, held, spec.parts * self.world.kept_inverse_bytes)
+        return factors, inverses
 
     def memory(self, rank: int) -> Kept:
         """Bytes of running averages and of decompositions that a rank keeps.
@@ -127,7 +112,20 @@ class Plan:
         Arguments:
             rank: from 0 to ``world_size - 1``.
         """
-        return self._kept[rank]
+        factors, inverses = self._kept
+        return Kept(int(factors[rank]), int(inverses[rank]))
+
+    @property
+    def most_memory(self) -> int:
+        """Bytes of running averages and of decompositions on the rank with most."""
+        factors, inverses = self._kept
+        return int((factors + inverses).max())
+
+    @property
+    def mean_memory(self) -> float:
+        """Bytes of running averages and of decompositions on an average rank."""
+        factors, inverses = self._kept
+        return float((factors + inverses).mean())
 
     def work(self, rank: int, cost: CostModel | None = None) -> Work:
         """What a rank computes at a refresh of all factors, and at every step.
@@ -136,170 +134,30 @@ class Plan:
             rank: from 0 to ``world_size - 1``.
             cost: what decompositions and preconditioning cost; ``None`` is ``Flops()``.
         """
+        decompose, precondition = self.work_of_all(cost)
+        return Work(float(decompose[rank]), float(precondition[rank]))
+
+    def work_of_all(self, cost: CostModel | None = None) -> tuple[flows.Costs, flows.Costs]:
+        """What rank 0, 1, … computes at a refresh of all factors, and at every step.
+
+        Arguments:
+            cost: what decompositions and preconditioning cost; ``None`` is ``Flops()``.
+        """
         cost = cost or Flops()
-        return Work(
-            sum(
-                cost.decompose(self.factors[factor])
-                for factor, ranks in self.decomposers.items()
-                if rank in ranks
-            ),
-            sum(
-                cost.precondition(self.block[name])
-                for name, ranks in self.workers.items()
-                if rank in ranks
-            ),
-        )
+        decompose, precondition = (np.zeros(self.world_size) for _ in range(2))
+        for factor, ranks in self.decomposers.items():
+            flows.add(decompose, ranks, cost.decompose(self.factors[factor]))
+        for name, ranks in self.workers.items():
+            flows.add(precondition, ranks, cost.precondition(self.block[name]))
+        return decompose, precondition
 
-    # What is sent.
-
-    def numbers(self, op: Op) -> int:
-        """How many numbers are in one copy of what an op sends, without the KL clip's; 0 if it
-        sends nothing.
+    def routed(self, route: Route) -> Plan:
+        """The same plan with one route for all.
 
         Arguments:
-            op: one of the plan's.
+            route: by which all ops go that can.
         """
-        match op:
-            case Gather(name, int(piece)) | Return(name, int(piece)):
-                return self._numels[name][piece]
-            case Reduce(factor):
-                return self.factors[factor].on_wire
-            case Share(factor):
-                return self.factors[factor].parts
-            case ReduceGradient(name):
-                return self.block[name].numel
-            case TotalGradients(names):
-                return sum(self.block[name].numel for name in names)
-            case _:
-                return 0
-
-    @cached_property
-    def _numels(self) -> Mapping[str, list[int]]:
-        """Of the pieces of a block: of those there may be tens of thousands, asked for often."""
-        return {block.name: [piece.numel for piece in block.pieces] for block in self.blocks}
-
-    def number_bytes(self, op: Op) -> int:
-        """Bytes of one number of an op on the wire.
-
-        Arguments:
-            op: one of the plan's.
-        """
-        match op:
-            case Reduce():
-                return self.world.factor_bytes
-            case Share():
-                return self.world.inverse_bytes
-            case _:
-                return self.world.gradient_bytes
-
-    def cut(self, ops: Iterable[AnyOp]) -> tuple[tuple[AnyOp, ...], ...]:
-        """The ops cut into buckets, each of which is one exchange: one copy of all that its ops
-        send is at most ``bucket_bytes``, unless a single op is larger.
-
-        Arguments:
-            ops: in the order of the plan, which is kept.
-        """
-        cuts: list[list[AnyOp]] = []
-        room = -1
-        for op in ops:
-            size = self.numbers(op) * self.number_bytes(op)
-            if size > room or not cuts:
-                cuts.append([])
-                room = self.world.bucket_bytes
-            cuts[-1].append(op)
-            room -= size
-        return tuple(map(tuple, cuts))
-
-    @cached_property
-    def buckets(self) -> tuple[tuple[FactorId, ...], ...]:
-        """The factors of one exchange each, in the order in which a backward pass ends them."""
-        return tuple(tuple(op.factor for op in ops) for ops in self.cut(self.update))
-
-    @cached_property
-    def clipped(self) -> Mapping[Return, frozenset[int]]:
-        """The ranks to which a piece is the first of its block, so that the KL clip's number comes
-        with it, whatever the exchange."""
-        served: dict[str, set[int]] = {block.name: set() for block in self.blocks}
-        first = {}
-        for op in self.apply:
-            if isinstance(op, Return):
-                first[op] = frozenset(op.to) - served[op.block]
-                served[op.block].update(op.to)
-        return first
-
-    def messages(self, ops: Iterable[Op]) -> Iterator[Message]:
-        """Everything that ops send from rank to rank, in the order of the ops, and of the ranks
-        within each of them. What an all-reduce sends is left to it.
-
-        Arguments:
-            ops: some of the plan's, in its order.
-        """
-        for op in ops:
-            numel = self.numbers(op)
-            match op:
-                case Reduce(_, to) | ReduceGradient(_, to):
-                    pairs = ((source, rank) for source in self.world.ranks for rank in to)
-                    yield from (Message(op, *pair, numel) for pair in pairs if pair[0] != pair[1])
-                case Share(_, source, to) | Gather(_, _, source, to):
-                    yield from (Message(op, source, rank, numel) for rank in to)
-                case Return(_, _, source, to):
-                    for rank in to:
-                        clip = rank in self.clipped[op]
-                        yield Message(op, source, rank, numel + clip, clip)
-                case _:
-                    pass
-
-    def flows(self, ops: Iterable[Op]) -> Flows:
-        """The bytes of all messages by rank, summed without listing the millions of messages of a
-        large world.
-
-        Arguments:
-            ops: some of the plan's, in its order; all-reduces count nothing here.
-        """
-        return flows_of(self, ops)
-
-    def all_reduced(self, other_numbers: int = 0) -> int:
-        """Bytes of gradients in the all-reduce of every step; 0 unless gradients are local.
-
-        Arguments:
-            other_numbers: how many numbers are in the gradients of parameters without a block,
-                which are summed as well where gradients are local.
-        """
-        if not self.world.gradients_are_local or self.world_size == 1:
-            return 0
-        numbers = sum(self.numbers(op) for op in self.apply if isinstance(op, TotalGradients))
-        return (numbers + other_numbers) * self.world.gradient_bytes
-
-    def sent(self, rank: int, other_numbers: int = 0) -> Sent:
-        """Bytes that a rank sends at an update, at a refresh of all factors, and at every step.
-
-        Arguments:
-            rank: from 0 to ``world_size - 1``.
-            other_numbers: how many numbers are in the gradients of parameters without a block.
-        """
-        return self.sent_by_all(other_numbers)[rank]
-
-    def sent_by_all(self, other_numbers: int = 0) -> list[Sent]:
-        """`sent` of every rank.
-
-        Arguments:
-            other_numbers: how many numbers are in the gradients of parameters without a block.
-        """
-        reduced = 2 * (self.world_size - 1) * self.all_reduced(other_numbers) / self.world_size
-        flows = zip(*(self.flows(ops).sent for ops in self._clocks), strict=True)
-        agreement = agreement_of(self, other_numbers)
-        return [Sent(u, r, apply + reduced, agreement) for u, r, apply in flows]
-
-    @property
-    def travels(self) -> bool:
-        """Whether gradients leave their ranks at every step."""
-        local = self.world.gradients_are_local
-        moved = any(not isinstance(op, Precondition) for op in self.apply)
-        return self.world_size > 1 and (local or moved)
-
-    @property
-    def _clocks(self) -> tuple[Sequence[Op], ...]:
-        return self.update, self.refresh, self.apply
+        return replace(self, routes=Routes(route, route, route, route))
 
     # Other readers.
 

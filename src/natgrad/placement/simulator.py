@@ -1,38 +1,39 @@
 """What a plan would cost on a cluster.
 
-    exchange               latency + max(sent, received) / bandwidth
-    all-reduce of n bytes  latency + 2 (W - 1) / W n / bandwidth
-    computation            operations / flops
-
-A rank starts a collective when all ranks have reached it, so the slowest one sets the pace. Overlap
-of communication and computation is not modelled, so a real run is faster where there is any.
+Collectives take the time that `Cluster` says, computations ``operations / flops``. Ranks start a
+collective when all of them have reached it, so the slowest one sets the pace; in the groups of an
+all-gather, the slowest of each group. Overlap of communication and computation is not modelled, so
+a real run is faster where there is any.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from natgrad.placement.cost import CostModel, Flops
-from natgrad.placement.ops import Gather, Op, ReduceGradient, Return, Share
+import numpy as np
+
+from natgrad.placement.cluster import Cluster
+from natgrad.placement.cost import CostModel
+from natgrad.placement.flows import Costs, Flows, collectives_of, places
+from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
 from natgrad.placement.plan import Plan
-from natgrad.placement.world import Cluster
+from natgrad.placement.routes import KINDS, Route, Routes
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Predicted times of a plan, each a tuple over the ranks: from a common start until a rank is
-    done.
+    """Predicted times of a plan, each by rank: from a common start until a rank is done.
 
     Arguments:
         update: seconds of an update of the factors.
         refresh: seconds of a refresh of all factors.
         apply: seconds of preconditioning all gradients.
-        memory: bytes of factors and inverses that are kept.
+        memory: bytes of factors and inverses that the rank with most keeps.
     """
 
-    update: tuple[float, ...]
-    refresh: tuple[float, ...]
-    apply: tuple[float, ...]
-    memory: tuple[int, ...]
+    update: Sequence[float]
+    refresh: Sequence[float]
+    apply: Sequence[float]
+    memory: int
 
     def step_seconds(self, update_every: int, refresh_every: int) -> float:
         """Seconds of an average step, until the slowest rank is done.
@@ -54,41 +55,74 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
         cluster: speed of the ranks and of the links between them.
         cost: what decompositions and preconditioning cost, in operations; ``None`` is ``Flops()``.
     """
-    cost = cost or Flops()
+    decompose, precondition = plan.work_of_all(cost)
     update, refresh, apply = (_Clock(plan, cluster) for _ in range(3))
-    update.exchange(plan.update)
-    for factor, ranks in plan.decomposers.items():
-        refresh.compute(ranks, cost.decompose(plan.factors[factor]))
-    refresh.exchange(op for op in plan.refresh if isinstance(op, Share))
+    update.send(plan.update, in_flight=True)
+    refresh.now += decompose / cluster.flops
+    refresh.send(op for op in plan.refresh if isinstance(op, Share))
     apply.all_reduce(plan.all_reduced())
-    apply.exchange(op for op in plan.apply if isinstance(op, ReduceGradient | Gather))
-    for name, ranks in plan.workers.items():
-        apply.compute(ranks, cost.precondition(plan.block[name]))
-    apply.exchange(op for op in plan.apply if isinstance(op, Return))
-    memory = tuple(plan.memory(rank).total for rank in plan.world.ranks)
-    return Timeline(tuple(update.now), tuple(refresh.now), tuple(apply.now), memory)
+    apply.send(op for op in plan.apply if isinstance(op, ReduceGradient | Gather))
+    apply.now += precondition / cluster.flops
+    apply.send(op for op in plan.apply if isinstance(op, Return))
+    seconds = [tuple(clock.now.tolist()) for clock in (update, refresh, apply)]
+    return Timeline(seconds[0], seconds[1], seconds[2], plan.most_memory)
+
+
+def with_routes(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with the faster route for each kind of op; of equally fast ones the direct one.
+
+    Arguments:
+        plan: what the ranks do, by whatever routes.
+        cluster: speed of the links; its computations do not matter.
+    """
+    if plan.world.route is not None:
+        return plan.routed(plan.world.route)
+    if plan.world_size == 1:
+        return plan
+    chosen = {}
+    for kind, name in KINDS.items():
+        clock: Sequence[Op] = {Reduce: plan.update, Share: plan.refresh}.get(kind, plan.apply)
+        ops = [op for op in clock if isinstance(op, kind)]
+        seconds = {}
+        if not any(plan.has_two_routes(op) for op in ops):
+            continue
+        for route in Route:
+            timed = _Clock(plan, cluster, Routes(**{name: route}))
+            timed.send(ops, in_flight=kind is Reduce)
+            seconds[route] = float(timed.now.max())
+        chosen[name] = min(Route, key=seconds.__getitem__)
+    return replace(plan, routes=Routes(**chosen))
 
 
 class _Clock:
     """``now``: seconds by rank."""
 
-    def __init__(self, plan: Plan, cluster: Cluster) -> None:
-        self.plan, self.cluster = plan, cluster
-        self.now = [0.0] * plan.world_size
+    def __init__(self, plan: Plan, cluster: Cluster, routes: Routes | None = None) -> None:
+        self.plan, self.cluster, self.routes = plan, cluster, routes or plan.routes
+        self.now: Costs = np.zeros(plan.world_size)
 
-    def compute(self, ranks: Iterable[int], operations: float) -> None:
-        for rank in ranks:
-            self.now[rank] += operations / self.cluster.flops
-
-    def exchange(self, ops: Iterable[Op]) -> None:
-        for bucket in self.plan.cut(ops):
-            self._together([max(both) for both in zip(*self.plan.flows(bucket), strict=True)])
+    def send(self, ops: Iterable[Op], *, in_flight: bool = False) -> None:
+        """``in_flight``: the collectives leave during a backward pass, and nobody waits for one of
+        them before the next, so that a rank sends for one while it receives for another."""
+        calls = collectives_of(self.plan, ops, self.routes)
+        if in_flight:
+            exchanges = [call.flows for call in calls if call.flows is not None]
+            if exchanges:
+                total = Flows(*(sum(numbers) for numbers in zip(*exchanges, strict=True)))
+                waits = (len(exchanges) - 1) * self.cluster.latency
+                self.now = self.now.max() + waits + self.cluster.exchange(total)
+            calls = [call for call in calls if call.groups is not None]
+        for call in calls:
+            if call.flows is not None:
+                self.now = self.now.max() + self.cluster.exchange(call.flows)
+                continue
+            assert call.groups is not None
+            ranks, size = places(call.groups.members), call.groups.size
+            seconds = self.cluster.ring(call.around, size)
+            begin = self.now[ranks].reshape(-1, size).max(1)
+            self.now[ranks] = (begin + seconds).repeat(size)
 
     def all_reduce(self, size: int) -> None:
         if size:
-            ranks = self.plan.world_size
-            self._together([2 * (ranks - 1) * size / ranks] * ranks)
-
-    def _together(self, sizes: Sequence[float]) -> None:
-        start = max(self.now) + self.cluster.latency
-        self.now = [start + size / self.cluster.bandwidth for size in sizes]
+            seconds = self.cluster.all_reduce(size, self.plan.world_size)
+            self.now = np.full_like(self.now, self.now.max() + seconds)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from natgrad.specs import FactorSpec, Ranks
+from natgrad.specs import FactorSpec, Ranks, as_ranks
 from natgrad.tables import Column, Table, bytes_text
 
 if TYPE_CHECKING:
     from natgrad.placement.plan import Plan
+
+
+_MOST = 6  # ranks that are listed one by one
 
 
 def by_factor(plan: Plan) -> Table:
@@ -48,26 +50,22 @@ def by_factor(plan: Plan) -> Table:
 
 
 def by_rank(plan: Plan) -> Table:
-    """What every rank keeps, sends and computes.
+    """What every rank keeps, sends and computes; ranks with the same numbers in one row.
 
     Arguments:
         plan: what is printed.
     """
-    rows, totals = [], []
-    for rank, sent in enumerate(plan.sent_by_all()):
-        kept, work = plan.memory(rank), plan.work(rank)
-        traffic = (sent.factors, sent.inverses, sent.gradients)
-        totals.append(kept.total)
-        rows.append(
-            (
-                str(rank),
-                bytes_text(kept.factors),
-                bytes_text(kept.inverses),
-                *map(bytes_text, traffic),
-                f"{work.decompose / 1e9:.3g}",
-                f"{work.precondition / 1e9:.3g}",
-            )
+    same: dict[tuple[str, ...], list[int]] = {}
+    decompose, precondition = (work / 1e9 for work in plan.work_of_all())
+    for rank in plan.world.ranks:
+        kept, sent = plan.memory(rank), plan.sent(rank)
+        cells = (
+            *map(bytes_text, (kept.factors, kept.inverses)),
+            *map(bytes_text, (sent.factors, sent.inverses, sent.gradients)),
+            f"{decompose[rank]:.3g}",
+            f"{precondition[rank]:.3g}",
         )
+        same.setdefault(cells, []).append(rank)
     names = (
         "rank",
         "factors kept",
@@ -79,13 +77,17 @@ def by_rank(plan: Plan) -> Table:
         "Gflop per step",
     )
     columns = tuple(Column(name, "right") for name in names)
-    mean = sum(totals) / len(totals)
-    footer = f"memory: {bytes_text(max(totals))} at most, {bytes_text(mean)} on average"
-    return Table("Ranks", columns, tuple(rows), footer)
+    rows = tuple((ranks_text(as_ranks(ranks), 0), *cells) for cells, ranks in same.items())
+    mean = plan.mean_memory
+    footer = f"memory: {bytes_text(plan.most_memory)} at most, {bytes_text(mean)} on average"
+    if balanced := plan.routes.balanced:
+        footer += f"; in even slices: {', '.join(balanced)}"
+    return Table("Ranks", columns, rows, footer)
 
 
 def ranks_text(ranks: Ranks, size: int) -> str:
-    """(0, 1, 2, 3) -> '0..3', (0, 4, 8, 12) -> '0,4..12', all of several -> 'all'.
+    """(0, 1, 2, 3) -> '0..3', (0, 4, 8, 12) -> '0,4..12', all of several -> 'all', many without an
+    order -> '0,3,4 and 17 more'.
 
     Arguments:
         ranks: in increasing order.
@@ -93,11 +95,11 @@ def ranks_text(ranks: Ranks, size: int) -> str:
     """
     if len(ranks) == size > 1:
         return "all"
-    steps = {b - a for a, b in pairwise(ranks)}
-    if len(ranks) > 3 and len(steps) == 1:
+    if isinstance(ranks, range) and len(ranks) > 3:
         first, second, last = ranks[0], ranks[1], ranks[-1]
-        return f"{first}..{last}" if steps == {1} else f"{first},{second}..{last}"
-    return ",".join(map(str, ranks))
+        return f"{first}..{last}" if ranks.step == 1 else f"{first},{second}..{last}"
+    shown = ",".join(map(str, ranks[:_MOST]))
+    return shown if len(ranks) <= _MOST else f"{shown} and {len(ranks) - _MOST} more"
 
 
 def _sizes(spec: FactorSpec) -> str:

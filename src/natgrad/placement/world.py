@@ -1,12 +1,12 @@
-"""How many ranks there are, what a number weighs on the wire, and how fast the machines are.
+"""How many ranks there are, and what a number weighs on the wire: what decides a plan.
 
-`World` is what decides the plan; `Cluster` is what prices it.
+What prices it is a `Cluster`.
 """
 
 from dataclasses import dataclass
 
-from natgrad.checks import check_positive_fields, check_whole_fields
-from natgrad.specs import Ranks
+from natgrad.checks import check_whole_fields
+from natgrad.placement.routes import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class World:
             ranks.
         units: whether factors are sent as multiples of a unit that the ranks agree on first, as the
             narrow range of float16 requires.
+        sum_bytes: bytes of one number of a finished sum of factors on the wire.
+        route: by which everything travels that can; ``None`` lets the planner choose.
     """
 
     size: int
@@ -44,6 +46,8 @@ class World:
     kept_inverse_bytes: int = 4
     sharded: bool = False
     units: bool = False
+    sum_bytes: int = 4
+    route: Route | None = None
 
     def __post_init__(self) -> None:
         check_whole_fields(
@@ -57,32 +61,9 @@ class World:
             "bucket_bytes",
             "kept_factor_bytes",
             "kept_inverse_bytes",
+            "sum_bytes",
         )
 
     @property
-    def ranks(self) -> Ranks:
-        return tuple(range(self.size))
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The speed of one rank and of its link. The defaults are those of a data-centre GPU behind a
-    100 Gbit/s link; only their ratios decide which placement is the cheapest.
-
-    Arguments:
-        flops: ``> 0``, operations per second of one rank.
-        bandwidth: ``> 0``, bytes per second of a rank's link, in each direction.
-        latency: ``> 0``, seconds until the first byte of an exchange arrives.
-        memory: bytes of a rank for factors and inverses, which only `Auto` looks at; ``None`` sets
-            no limit.
-    """
-
-    flops: float = 1e13
-    bandwidth: float = 1e10
-    latency: float = 2e-5
-    memory: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive_fields(self, "flops", "bandwidth", "latency")
-        if self.memory is not None:
-            check_positive_fields(self, "memory")
+    def ranks(self) -> range:
+        return range(self.size)

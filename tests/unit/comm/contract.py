@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from natgrad.comm import Communicator, Traffic
-from natgrad.comm.base import in_flight
+from natgrad.comm.transfers import in_flight
 from natgrad.errors import SettingError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64]
@@ -96,6 +96,86 @@ def sums_of_16_bit_numbers(comm: Communicator) -> None:
     assert comm.traffic.sent["numbers"] == 2 * (comm.size - 1) * 4 / comm.size
 
 
+def slice_of(source: int, target: int, dtype=torch.float32) -> torch.Tensor:
+    """Three numbers that every dtype holds exactly."""
+    return torch.tensor([1 + source, 7 * target, source - 2 * target]).to(dtype)
+
+
+def reduce_scatters(comm: Communicator) -> None:
+    ranks = range(comm.size)
+    for dtype in DTYPES:
+        send = torch.cat([slice_of(comm.rank, other, dtype) for other in ranks])
+        before = send.clone()
+        result = comm.reduce_scatter(send, "slices").wait()
+        wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        assert result.dtype == wide
+        expected = sum(slice_of(other, comm.rank, wide) for other in ranks)
+        assert torch.equal(result, expected), (comm.rank, dtype, result, expected)
+        result.zero_()  # a tensor of its own
+        assert torch.equal(send, before)
+    assert comm.reduce_scatter(torch.empty(0), "none").wait().shape == (0,)
+
+
+def even_sums_of_16_bit_numbers(comm: Communicator) -> None:
+    """In bfloat16, 256 + 1 = 256."""
+    mine = torch.full((comm.size,), [256.0, 1.0, 1.0, 2.0][comm.rank], dtype=torch.bfloat16)
+    result = comm.reduce_scatter(mine, "numbers").wait()
+    assert result.tolist() == [sum([256.0, 1.0, 1.0, 2.0][: comm.size])]
+    assert comm.traffic.sent["numbers"] == 2 * (comm.size - 1)
+
+
+def all_gathers(comm: Communicator) -> None:
+    for dtype in (*DTYPES, torch.uint8, torch.bool, torch.complex128):
+        mine = slice_of(comm.rank, 1, torch.int64).to(dtype)
+        result = comm.all_gather(mine, "slices").wait()
+        expected = [slice_of(other, 1, torch.int64).to(dtype) for other in range(comm.size)]
+        assert torch.equal(result, torch.cat(expected))
+        assert result.dtype == dtype
+        result.zero_()  # a tensor of its own
+        assert torch.equal(mine, slice_of(comm.rank, 1, torch.int64).to(dtype))
+    assert comm.all_gather(torch.empty(0), "none").wait().shape == (0,)
+
+
+def even_slices_underway(comm: Communicator) -> None:
+    """Twenty of each at once, among exchanges."""
+    ranks = range(comm.size)
+    pending = []
+    for seed in range(20):
+        send = torch.arange(2.0 * comm.size) + seed * (comm.rank + 1)
+        pending.append(
+            (
+                comm.reduce_scatter(send, "a"),
+                start(comm, seed),
+                comm.all_gather(torch.tensor([float(seed), comm.rank]), "b"),
+            )
+        )
+    for seed, (summed, exchanged, gathered) in enumerate(pending):
+        more = sum(seed * (rank + 1) for rank in ranks)
+        expected = [comm.size * (2.0 * comm.rank + i) + more for i in (0, 1)]
+        assert summed.wait().tolist() == expected
+        check(comm, exchanged.wait(), seed)
+        assert gathered.wait().view(-1, 2).tolist() == [[seed, rank] for rank in ranks]
+
+
+def splits(comm: Communicator) -> None:
+    """Odd and even ranks, then each by itself, then all; and the first ones once more."""
+    for parts in (
+        [range(0, comm.size, 2), range(1, comm.size, 2)],
+        [range(rank, rank + 1) for rank in range(comm.size)],
+        [range(comm.size)],
+        [range(0, comm.size, 2), *(range(rank, rank + 1) for rank in range(1, comm.size, 2))],
+    ):
+        (own,) = (part for part in parts if comm.rank in part)
+        part = comm.split(own)
+        assert (part.rank, part.size) == (own.index(comm.rank), len(own))
+        before = comm.traffic.snapshot()
+        assert part.all_gather(torch.tensor([comm.rank]), "part").wait().tolist() == list(own)
+        assert (comm.traffic - before).sent == {"part": 8 * (len(own) - 1)}
+        assert part.total(torch.tensor([1.0]), "part").wait().item() == len(own)
+        assert part.gather(comm.rank) == list(own)
+        assert comm.total(torch.ones(1), "all").wait().item() == comm.size
+
+
 def gathers(comm: Communicator) -> None:
     assert comm.gather({"rank": comm.rank, "text": "é" * comm.rank}) == [
         {"rank": rank, "text": "é" * rank} for rank in range(comm.size)
@@ -116,6 +196,8 @@ def gradients_are_not_followed(comm: Communicator) -> None:
     ones = [1] * comm.size
     assert not comm.exchange(numbers, ones, ones, "ones").wait().requires_grad
     assert not comm.total(numbers, "ones").wait().requires_grad
+    assert not comm.reduce_scatter(numbers, "ones").wait().requires_grad
+    assert not comm.all_gather(numbers, "ones").wait().requires_grad
 
 
 def dropped(comm: Communicator) -> None:
@@ -203,6 +285,28 @@ def mistakes(comm: Communicator) -> None:
         "torch.float32, torch.bfloat16, torch.float16, torch.int64: convert them.",
         *(comm.total, torch.ones(2, dtype=torch.bool), "x"),
     )
+    for method in ("reduce_scatter", "all_gather"):
+        says(
+            f"{method} of 'x': the numbers have shape (2, 3) and strides (3, 1) {remedy}",
+            *(getattr(comm, method), matrix, "x"),
+        )
+    says(
+        "reduce_scatter of 'x': the numbers are torch.bool but must be one of torch.float64, "
+        "torch.float32, torch.bfloat16, torch.float16, torch.int64: convert them.",
+        *(comm.reduce_scatter, torch.ones(comm.size, dtype=torch.bool), "x"),
+    )
+    if comm.size > 1:
+        says(
+            f"reduce_scatter of 'x': the {comm.size + 1} numbers do not make {comm.size} slices of "
+            "one length: add zeros at the end.",
+            *(comm.reduce_scatter, torch.ones(comm.size + 1), "x"),
+        )
+    for ranks in ([], [comm.rank, comm.size], [comm.rank, comm.rank], [comm.rank + 1]):
+        says(
+            f"split({ranks}) was called by rank {comm.rank} of {comm.size}: give different ranks "
+            "in increasing order, with that of the caller.",
+            *(comm.split, ranks),
+        )
     assert comm.traffic == Traffic()
 
 
@@ -214,6 +318,11 @@ CONTRACT = [
     sums_of_16_bit_numbers,
     gathers,
     waits_twice,
+    reduce_scatters,
+    even_sums_of_16_bit_numbers,
+    all_gathers,
+    even_slices_underway,
+    splits,
     gradients_are_not_followed,
     dropped,
     counts,

@@ -11,9 +11,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import natgrad.comm.process_groups as module
-from natgrad.comm import CommunicationError, ProcessGroups, connect
+from natgrad.comm import CommunicationError, ProcessGroups, TwoLevels, connect
 from natgrad.errors import SettingError
-from unit.comm.contract import CONTRACT, check, start
+from unit.comm.contract import (
+    CONTRACT,
+    check,
+    even_slices_underway,
+    even_sums_of_16_bit_numbers,
+    reduce_scatters,
+    start,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -29,6 +36,60 @@ def with_default_group(function):
 @pytest.mark.parametrize("function", CONTRACT, ids=lambda function: function.__name__)
 def test_contract(world, function, ranks):
     world.run(with_default_group, function, ranks=ranks)
+
+
+def in_two_levels(function):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size // 2, 2))
+    comm = connect(mesh)
+    assert isinstance(comm, TwoLevels) == (size > 2)
+    assert (comm.rank, comm.size, comm.ranks) == (rank, size, tuple(range(size)))
+    function(comm)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("function", CONTRACT, ids=lambda function: function.__name__)
+def test_contract_of_two_levels(world, function, ranks):
+    if function is not even_sums_of_16_bit_numbers:
+        world.run(in_two_levels, function, ranks=ranks)
+
+
+def rounded_between_nodes(comm):
+    """In bfloat16 257 is 256: 256 + 1 of one node is rounded, and then 3 of the other added."""
+    mine = torch.full((comm.size,), [256.0, 1.0, 1.0, 2.0][comm.rank], dtype=torch.bfloat16)
+    assert comm.reduce_scatter(mine, "numbers").wait().tolist() == [259.0]
+    assert comm.traffic.sent["numbers"] == 2 * (comm.size - 1)
+
+
+def test_sums_of_a_node_are_rounded_before_they_leave_it(world):
+    world.run(in_two_levels, rounded_between_nodes, ranks=4)
+
+
+def with_stock_collectives(function):
+    """As on a device whose backend adds up well, which here is gloo all the same."""
+    comm = connect()
+    comm._backend_of = lambda numbers: "nccl"
+    function(comm)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_contract_of_stock_reduce_scatters(world, ranks):
+    for function in (reduce_scatters, even_sums_of_16_bit_numbers, even_slices_underway):
+        world.run(with_stock_collectives, function, ranks=ranks)
+
+
+def three_of_a_node():
+    with pytest.raises(SettingError) as error:
+        TwoLevels(connect(), 2)
+    return str(error.value)
+
+
+def test_nodes_must_divide_the_ranks(world):
+    says = (
+        "TwoLevels.node is 2 but must divide the 3 ranks: give the number of ranks in each node, "
+        "the same in all of them."
+    )
+    assert world.run(three_of_a_node, ranks=3) == [says] * 3
 
 
 def talk(comm):

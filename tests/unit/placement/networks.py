@@ -32,6 +32,15 @@ def sharded(shape, size):
     return boxes
 
 
+def chunked(shape, size):
+    """The same as one piece."""
+    rows = shape[0]
+    chunk = -(-rows // size)
+    holders = range(-(-rows // chunk))
+    whole = tuple((0, n) for n in shape)
+    return [(whole, holders, chunk if len(holders) > 1 else None)]
+
+
 def tensor_parallel(shape, size):
     """Two shards if that goes, each held by every second rank: tensor x data parallelism."""
     if size % 2 or shape[0] < 2:
@@ -44,14 +53,14 @@ def tensor_parallel(shape, size):
     ]
 
 
-LAYOUTS = (replicated, sharded, tensor_parallel)
+LAYOUTS = (replicated, sharded, chunked, tensor_parallel)
 
 
 def block(name, kind, shape, factors, parameters, size, layout=replicated, **more):
     pieces = tuple(
-        Piece(i, box, holders)
+        Piece(i, *piece)
         for i, parameter in enumerate(parameters)
-        for box, holders in layout(parameter, size)
+        for piece in layout(parameter, size)
     )
     decomposed = more.pop("decomposed", tuple(factors))
     return BlockSpec(name, kind, shape, tuple(factors.items()), decomposed, pieces, **more)

@@ -1,6 +1,7 @@
 """Runs a plan with sets in the place of tensors, and counts what a plain executor would send."""
 
 from collections import Counter
+from math import ceil
 
 from natgrad.placement import (
     Decompose,
@@ -9,9 +10,11 @@ from natgrad.placement import (
     Reduce,
     ReduceGradient,
     Return,
+    Route,
     Share,
     TotalGradients,
 )
+from natgrad.specs import server
 
 
 def of(ops, *kinds):
@@ -23,113 +26,198 @@ def run_factors(plan, from_all=True):
     reduced = {op.factor: op.to for op in plan.update}
     assert len(reduced) == len(plan.update)
     assert set(reduced) == (set(plan.factors) if from_all and plan.world_size > 1 else set())
-    decomposed = {op.factor: op.ranks for op in of(plan.refresh, Decompose)}
+    decomposed = {op.factor: op.rank for op in of(plan.refresh, Decompose)}
     assert len(decomposed) == len(of(plan.refresh, Decompose))
     assert set(decomposed) == {(b.name, name) for b in plan.blocks for name in b.decomposed}
-    parts = {factor: set(ranks) for factor, ranks in decomposed.items()}
+    parts = {factor: {rank} for factor, rank in decomposed.items()}
     for op in of(plan.refresh, Share):
-        assert op.to
-        assert op.source in decomposed[op.factor]
-        assert not parts[op.factor] & set(op.to), "parts sent to a rank that has them"
+        assert op.source == decomposed[op.factor]
+        assert op.source in op.to
+        assert len(op.to) > 1
+        assert parts[op.factor] == {op.source}, "parts sent to a rank that has them"
         parts[op.factor] |= set(op.to)
     everyone = set(plan.world.ranks)
     for block in plan.blocks:
         workers = set(plan.workers[block.name])
         homes = [decomposed[block.name, name] for name in block.decomposed]
-        assert all(home and set(home) <= everyone for home in homes)
+        assert set(homes) <= everyone
         if block.together:
             assert len(set(homes)) == 1
         for name in block.decomposed:
             assert parts[block.name, name] >= workers
             if block.in_basis and from_all:
                 assert parts[block.name, name] == everyone
-            assert plan.keepers[block.name, name] == decomposed[block.name, name]
+            assert set(plan.keepers[block.name, name]) == {decomposed[block.name, name]}
         for name in block.merged:
-            assert plan.keepers[block.name, name] == homes[0]
+            assert set(plan.keepers[block.name, name]) == {homes[0]}
         for name in block.in_basis:
             assert plan.keepers[block.name, name] == plan.workers[block.name]
     assert all(plan.keepers[factor] == to for factor, to in reduced.items())
 
 
+def cells(box):
+    """All places of a box of a parameter, as tuples."""
+    places = [()]
+    for start, stop in box:
+        places = [(*place, i) for place in places for i in range(start, stop)]
+    return places
+
+
 def run_gradients(plan):
-    """Whoever preconditions has the whole gradient, and every holder gets its pieces back, once."""
-    local = plan.world.gradients_are_local and plan.world_size > 1
-    has = {
-        (block.name, i): set() if local else set(piece.holders)
-        for block in plan.blocks
-        for i, piece in enumerate(block.pieces)
-    }
-    done, clips = {}, {}
+    """Whoever preconditions has the whole gradient, and every holder gets its part back, once."""
+    size = plan.world_size
+    local = plan.world.gradients_are_local and size > 1
+    has, done, clips = {}, {}, {}  # numbers by block and rank
+    for block in plan.blocks:
+        for rank in plan.world.ranks:
+            has[block.name, rank] = set() if local else _held(block, rank)
+    everything = {block.name: _all(block) for block in plan.blocks}
+    received = {op: [] for op in plan.apply}
+    for rank in plan.world.ranks:
+        for message in plan.incoming(plan.apply, rank):
+            received[message.op].append(message)
     for op in plan.apply:
         match op:
             case TotalGradients(blocks):
                 assert local
-                for key in has:
-                    if key[0] in blocks:
-                        has[key] = set(plan.world.ranks)
+                for name in blocks:
+                    for rank in plan.world.ranks:
+                        has[name, rank] = everything[name]
             case ReduceGradient(block, to):
                 assert local
-                for key in has:
-                    if key[0] == block:
-                        assert not has[key]
-                        has[key] = set(to)
-            case Gather(block, piece, source, to):
-                assert source in has[block, piece]
-                assert not has[block, piece] & set(to), "sent to a rank that has it"
-                has[block, piece] |= set(to)
+                for rank in to:
+                    assert not has[block, rank]
+                    has[block, rank] = everything[block]
+            case Gather(block, index, _):
+                piece = plan.block[block].pieces[index]
+                before = {rank: set(has[block, rank]) for rank in plan.world.ranks}
+                for message in received[op]:
+                    moved = {(piece.parameter, c) for c in cells(piece.part(message.source))}
+                    assert len(moved) == message.numel
+                    assert moved <= before[message.source]
+                    assert not has[block, message.to] & moved, "sent to a rank that has it"
+                    has[block, message.to] |= moved
             case Precondition(block, ranks):
-                for key in has:
-                    if key[0] == block:
-                        assert has[key] >= set(ranks)
-                        done[key] = set(ranks)
+                for rank in ranks:
+                    assert has[block, rank] == everything[block]
+                    done[block, rank] = set(everything[block])
                 clips[block] = Counter(ranks)
-            case Return(block, None, source, to):
-                assert source in plan.workers[block]
-            case Return(block, piece, source, to):
-                assert source in plan.workers[block]
-                assert not done[block, piece] & set(to), "sent to a rank that has it"
-                done[block, piece] |= set(to)
+            case Return(block, index, sources, _):
+                assert sources == plan.workers[block]
+                for message in received[op]:
+                    assert message.source in sources
+                    clips[block][message.to] += message.clip
+                    if index is not None:
+                        piece = plan.block[block].pieces[index]
+                        part = {(piece.parameter, c) for c in cells(piece.part(message.to))}
+                        assert message.numel == len(part) + message.clip
+                        mine = done.setdefault((block, message.to), set())
+                        assert not mine & part, "sent to a rank that has it"
+                        mine |= part
     for block in plan.blocks:
-        for i, piece in enumerate(block.pieces):
-            assert done[block.name, i] >= set(piece.holders)
-    for message in plan.messages(plan.apply):
-        if message.clip:
-            clips[message.op.block][message.to] += 1
-    for block in plan.blocks:
+        for rank in plan.world.ranks:
+            held = _held(block, rank)
+            assert done.get((block.name, rank), set()) >= held
         assert clips[block.name] == dict.fromkeys(plan.world.ranks, 1), "one share of the clip each"
 
 
-def counted(plan, rank, other_numbers=0):
-    """(factors, inverses, gradients): bytes that ``rank`` sends, op by op and receiver by
-    receiver."""
-    world, size = plan.world, plan.world_size
-    factors = inverses = gradients = 0
-    for op in plan.update:
-        assert isinstance(op, Reduce)
-        block, name = op.factor
-        numel = plan.block[block].factor(name).numel
-        factors += sum(numel * world.factor_bytes for to in op.to if to != rank)
-    for op in of(plan.refresh, Share):
-        if op.source == rank:
-            block, name = op.factor
-            inverses += len(op.to) * plan.block[block].factor(name).parts * world.inverse_bytes
-    clipped = set()
-    reduced = 0
-    for op in plan.apply:
-        match op:
-            case ReduceGradient(block, to):
-                numel = sum(piece.numel for piece in plan.block[block].pieces)
-                gradients += sum(numel for other in to if other != rank)
-            case Gather(block, piece, source, to) if source == rank:
-                gradients += len(to) * plan.block[block].pieces[piece].numel
-            case Return(block, piece, source, to) if source == rank:
-                if piece is not None:
-                    gradients += len(to) * plan.block[block].pieces[piece].numel
-                clipped |= {(block, other) for other in to}
-            case TotalGradients(blocks):
-                reduced += sum(p.numel for name in blocks for p in plan.block[name].pieces)
-    gradients += len(clipped)
-    if world.gradients_are_local:
-        reduced += other_numbers
-    totals = 2 * (size - 1) * reduced * world.gradient_bytes / size
-    return factors, inverses, gradients * world.gradient_bytes + totals
+def _held(block, rank):
+    return {
+        (piece.parameter, place)
+        for piece in block.pieces
+        if rank in piece.holders
+        for place in cells(piece.part(rank))
+    }
+
+
+def _all(block):
+    return {(piece.parameter, place) for piece in block.pieces for place in cells(piece.box)}
+
+
+def run_messages(plan):
+    """What a rank sends is what another expects from it, in the same order."""
+    for ops in (plan.update, plan.refresh, plan.apply):
+        sent = {rank: list(plan.outgoing(ops, rank)) for rank in plan.world.ranks}
+        for rank in plan.world.ranks:
+            incoming = list(plan.incoming(ops, rank))
+            for other in plan.world.ranks:
+                expected = [m for m in incoming if m.source == other]
+                assert [m for m in sent[other] if m.to == rank] == expected
+            assert all(m.source != rank == m.to for m in incoming)
+
+
+def messages(plan, ops):
+    """All messages, op by op."""
+    for op in ops:
+        for rank in plan.world.ranks:
+            yield from plan.outgoing([op], rank)
+
+
+def counted(plan, ops):
+    """(sent, received): bytes by rank, number by number where slices are even."""
+    sent, received = Counter(), Counter()
+
+    def move(source, to, nbytes):
+        if source != to:
+            sent[source] += nbytes
+            received[to] += nbytes
+
+    sums, copies = [], {}
+    for op in ops:
+        groups = plan.groups(op)
+        if plan.routes.of(op) is Route.DIRECT or plan.world_size == 1:
+            _direct(plan, op, move)
+        elif isinstance(op, Reduce | ReduceGradient):
+            sums.append(op)
+        elif groups is None:
+            _direct(plan, op, move)
+        else:
+            copies.setdefault(groups, []).append(op)
+    for bucket in plan.cut(sums):
+        _sums(plan, bucket, move)
+    for groups, some in copies.items():
+        for bucket in plan.cut(some):
+            for rank in range(groups.count):
+                members = groups.members[rank * groups.size : (rank + 1) * groups.size]
+                _copies(plan, bucket, members, move)
+    ranks = plan.world.ranks
+    return [sent[rank] for rank in ranks], [received[rank] for rank in ranks]
+
+
+def _direct(plan, op, move):
+    for rank in plan.world.ranks:
+        for message in plan.outgoing([op], rank):
+            move(rank, message.to, message.numel * plan.number_bytes(op))
+
+
+def _sums(plan, bucket, move):
+    """Every number of the bucket goes from all ranks to the one whose slice it is in, and from
+    there to those that keep it."""
+    ranks = plan.world.ranks
+    keepers = [op.to for op in bucket for _ in range(plan.numbers(op))]
+    each = ceil(len(keepers) / len(ranks))
+    for index in range(each * len(ranks)):
+        adds = index // each
+        for rank in ranks:
+            move(rank, adds, plan.number_bytes(bucket[0]))
+        if index < len(keepers):
+            for keeper in keepers[index]:
+                move(adds, keeper, plan.finished_bytes(bucket[0]))
+
+
+def _copies(plan, bucket, members, move):
+    """Every number goes from the rank that has it to the member whose slice it is in, and from
+    there to all other members."""
+    sources = []
+    for op in bucket:
+        share = isinstance(op, Share)
+        source = op.source if share else server(op.sources, members[0], plan.world_size)
+        clip = isinstance(op, Return) and any(rank in plan.clipped[op] for rank in members)
+        sources += [source] * (plan.numbers(op) + clip)
+    each, size = ceil(len(sources) / len(members)), plan.number_bytes(bucket[0])
+    for index in range(each * len(members)):
+        passes_on = members[index // each]
+        if index < len(sources):
+            move(sources[index], passes_on, size)
+        for member in members:
+            move(passes_on, member, size)

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from natgrad.placement import CommOpt, Hybrid, MemOpt, World
+from natgrad.placement import CommOpt, Hybrid, MemOpt, Route, World
 from natgrad.placement.table import ranks_text
+from natgrad.specs import as_ranks
 from unit.placement.networks import ekfac, linear, mixed, norm, tied
 
 
@@ -24,15 +25,16 @@ def no_rich(monkeypatch):
         ((0, 1, 2, 3), "0..3"),
         ((1, 5, 9, 13), "1,5..13"),
         ((0, 1, 5, 6), "0,1,5,6"),
+        ((0, 1, 3, 4, 6, 7, 9, 10), "0,1,3,4,6,7 and 2 more"),
         (tuple(range(16)), "all"),
     ],
 )
 def test_ranks_are_short(ranks, text):
-    assert ranks_text(ranks, 16) == text
+    assert ranks_text(as_ranks(ranks), 16) == text
 
 
 def test_the_only_rank_has_its_number():
-    assert ranks_text((0,), 1) == "0"
+    assert ranks_text(range(1), 1) == "0"
 
 
 PLAIN = """\
@@ -58,12 +60,26 @@ def test_a_plan_prints_as_two_tables(no_rich):
     assert text.splitlines()[-1].startswith("memory: ")
 
 
-def test_every_rank_has_a_row_with_what_it_keeps_and_sends():
+def test_ranks_with_the_same_numbers_have_one_row():
     plan = CommOpt()([linear("one", 3, 2, 2)], World(2))
-    assert plan.by_rank().rows == (
-        ("0", "24 B", "96 B", "24 B", "48 B", "0 B", "6.75e-07", "2.16e-07"),
-        ("1", "24 B", "96 B", "24 B", "48 B", "0 B", "6.75e-07", "2.16e-07"),
-    )
+    same = ("24 B", "96 B", "24 B", "48 B", "0 B", "6.75e-07", "2.16e-07")
+    assert plan.by_rank().rows == (("0,1", *same),)
+    plan = MemOpt()([linear("one", 3, 2, 5)], World(5))
+    owner, others = plan.by_rank().rows
+    assert owner == ("0", "48 B", "96 B", "0 B", "0 B", "160 B", "1.35e-06", "2.16e-07")
+    assert others == ("1..4", "0 B", "0 B", "48 B", "0 B", "0 B", "0", "0")
+
+
+def test_a_table_of_many_ranks_is_short():
+    plan = Hybrid(1 / 100)(mixed(10_000), World(10_000))
+    assert len(plan.by_rank().rows) < 30
+
+
+def test_what_goes_in_even_slices_is_named():
+    blocks = [linear("one", 3, 2, 4)]
+    assert "slices" not in MemOpt()(blocks, World(4, route=Route.DIRECT)).by_rank().footer
+    even = MemOpt()(blocks, World(4, route=Route.BALANCED)).by_rank().footer
+    assert even.endswith("; in even slices: factors, inverses, sums, results")
 
 
 def test_every_factor_has_a_row():

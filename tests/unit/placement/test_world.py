@@ -17,7 +17,7 @@ def test_sizes_are_whole_numbers(name, given):
         World(**{"size": 1, name: given})
 
 
-@pytest.mark.parametrize("name", ["flops", "bandwidth", "latency", "memory"])
+@pytest.mark.parametrize("name", ["flops", "bandwidth", "latency", "memory", "overhead"])
 @pytest.mark.parametrize("given", [0, -1.0, float("nan"), float("inf"), "fast"], ids=repr)
 def test_speeds_are_positive(name, given):
     says = f"Cluster.{name} is {given!r} but must be finite and above 0: pass such a number."
@@ -26,4 +26,4 @@ def test_speeds_are_positive(name, given):
 
 
 def test_ranks():
-    assert World(3).ranks == (0, 1, 2)
+    assert World(3).ranks == range(3)

@@ -1,7 +1,8 @@
 """Blocks as the planner sees them: sizes, costs, and which rank holds which piece of a gradient.
 
 The planner has no tensors. Each rank says which box of every parameter it holds (`box_of`); boxes
-that several ranks hold are one piece with several holders. All pieces of a block must cover its
+that several ranks hold are one piece with several holders, and equal slices of rows that rank 0, 1,
+… holds, as FSDP makes them, are one piece in chunks. All pieces of a block must cover its
 gradient exactly once, which is checked, as a number that is missing or held twice would be
 preconditioned wrongly without an error.
 """
@@ -10,9 +11,9 @@ from itertools import pairwise
 from math import prod
 
 from natgrad.capture.blocks import Block
-from natgrad.comm.layouts import Box, box_of
+from natgrad.comm.layouts import box_of
 from natgrad.errors import SettingError
-from natgrad.specs import BlockSpec, FactorSpec, Piece
+from natgrad.specs import BlockSpec, Box, FactorSpec, Piece, Ranks
 
 
 def boxes_of(block: Block) -> list[Box]:
@@ -26,18 +27,18 @@ def _common(one: Box, other: Box) -> Box:
     return tuple((first, max(first, end)) for first, end in both)
 
 
-def spec_of(block: Block, boxes: list[list[Box]], *, packed: bool) -> BlockSpec:
-    """``boxes[rank][parameter]``."""
+def spec_of(
+    block: Block, holders: list[dict[Box, Ranks]], world: int, *, packed: bool
+) -> BlockSpec:
+    """``holders[parameter]``: the ranks that hold each box of it."""
     pieces = []
-    for index in range(len(block.parameters)):
-        holders: dict[Box, list[int]] = {}
-        for rank, own in enumerate(boxes):
-            holders.setdefault(own[index], []).append(rank)
-        pieces += [
+    for index, held in enumerate(holders):
+        own = [
             piece
-            for box, ranks in sorted(holders.items())
-            if (piece := Piece(index, box, tuple(ranks))).numel
+            for box, ranks in sorted(held.items())
+            if (piece := Piece(index, box, ranks)).numel
         ]
+        pieces += _in_chunks(own, len(block.parameters[index]), world) or own
     _check_cover(block, pieces)
     return BlockSpec(
         block.name,
@@ -49,6 +50,24 @@ def spec_of(block: Block, boxes: list[list[Box]], *, packed: bool) -> BlockSpec:
         together=block.decomposed_together,
         in_basis=block.structure.in_basis,
     )
+
+
+def _in_chunks(pieces: list[Piece], rows: int, world: int) -> list[Piece] | None:
+    """One piece instead of many, if they are what each of the ranks has of a parameter's rows."""
+    chunk = -(-rows // world)
+    if len(pieces) < 2:
+        return None
+    for piece in pieces:
+        (start, stop), *rest = piece.box
+        (rank, *others), first = piece.holders, start // chunk
+        same = [*pieces[0].box[1:]] == rest
+        if others or not same or rank != first or stop > (first + 1) * chunk:
+            return None
+    if any(one.box[0][1] != other.box[0][0] for one, other in pairwise(pieces)):
+        return None
+    box = ((pieces[0].box[0][0], pieces[-1].box[0][1]), *pieces[0].box[1:])
+    holders = range(pieces[0].holders[0], pieces[-1].holders[0] + 1)
+    return [Piece(pieces[0].parameter, box, holders, chunk)]
 
 
 def _check_cover(block: Block, pieces: list[Piece]) -> None:

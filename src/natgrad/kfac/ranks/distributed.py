@@ -8,7 +8,7 @@ from natgrad.checks import check_whole
 from natgrad.comm.base import Communicator
 from natgrad.comm.layouts import DeviceMesh, ProcessGroup
 from natgrad.errors import SettingError
-from natgrad.placement import Placement
+from natgrad.placement import Placement, Route
 
 Group = Communicator | ProcessGroup | DeviceMesh | None
 WIRE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -28,6 +28,9 @@ class Distributed:
             ``torch.float16`` halve the bytes. That of the parameters if it is None.
         packed: send one triangle of a symmetric matrix instead of the form in which it is kept.
         bucket_bytes: factors are bundled into exchanges of about this size.
+        route: by which everything travels that can, ``Route.DIRECT`` (one all-to-all) or
+            ``Route.BALANCED`` (even slices, by reduce-scatter and all-gather) of
+            ``natgrad.placement``; the planner takes the faster one if it is None.
     """
 
     placement: Placement | None = None
@@ -35,6 +38,7 @@ class Distributed:
     wire_dtype: torch.dtype | None = None
     packed: bool = True
     bucket_bytes: int = 25 << 20
+    route: Route | None = None
 
     def __post_init__(self) -> None:
         placement, dtype = self.placement, self.wire_dtype
@@ -52,5 +56,10 @@ class Distributed:
             raise SettingError(
                 f"Distributed.packed is {self.packed!r} but must be True or False: pass True for "
                 "half the bytes."
+            )
+        if self.route is not None and not isinstance(self.route, Route):
+            raise SettingError(
+                f"Distributed.route is {self.route!r} but must be None or a route: pass "
+                "natgrad.placement.Route.BALANCED or Route.DIRECT."
             )
         check_whole(self.bucket_bytes, "Distributed.bucket_bytes", low=1)

@@ -12,7 +12,7 @@ collective of its own. Before anything is sent all ranks agree on the blocks tha
 a rank that has none would leave the others waiting.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,11 @@ from torch import Tensor, nn
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import box_of, is_sharded, local, reduced_gradient
 from natgrad.errors import CaptureError
-from natgrad.kfac.ranks.shipments import Shipment
+from natgrad.kfac.ranks.copying import Copying
+from natgrad.kfac.ranks.summing import Summing, SumOp
 from natgrad.kfac.ranks.team import Team
-from natgrad.placement.ops import (
-    ApplyOp,
-    Gather,
-    Message,
-    Op,
-    ReduceGradient,
-    Return,
-    TotalGradients,
-)
-from natgrad.specs import Piece
+from natgrad.placement.ops import ApplyOp, Gather, Op, ReduceGradient, Return, TotalGradients
+from natgrad.specs import Box, Piece
 
 
 class Gradients:
@@ -50,7 +43,10 @@ class Gradients:
         self._ready: Sequence[Block] = ()
         self._present: list[Block] | None = None
         self._plain = not self.travel and not self.sharded
-        self._shipments: dict[tuple[Op, ...], list[Shipment]] = {}
+        dtype, plan = team.gradient_dtype, team.plan
+        self._summing = Summing(team, plan.routes.sums, dtype, dtype, "gradients")
+        copies = [op for op in plan.apply if isinstance(op, Gather | Return)]
+        self._copying = Copying(team, copies, dtype, "gradients")
         self._sharded_ids = {id(p) for p in self.sharded if local(p).shape != p.shape}
         self._offsets = {id(p): [first for first, _ in box_of(p)] for p in self.parameters}
 
@@ -129,16 +125,16 @@ class Gradients:
         for block in mine:
             self._assemble(block)
 
-        def payload(message: Message) -> Tensor:
-            assert isinstance(message.op, Gather)
-            p, piece = self._piece(message.op.block, message.op.piece)
-            return self._local_piece(p, piece).flatten()
+        def part(op: Op, to: int, clip: bool) -> Tensor:
+            assert isinstance(op, Gather)
+            return self._local_piece(*self._piece(op.block, op.piece)).flatten()
 
-        for message, data in self._exchange(gathers, payload):
-            assert isinstance(message.op, Gather)
-            p, piece = self._piece(message.op.block, message.op.piece)
-            view = self._full[id(p)][_slices(piece, [0] * len(piece.box))]
-            view.copy_(data.view(view.shape))
+        for arrival in self._copying(gathers, part):
+            op = arrival.op
+            assert isinstance(op, Gather)
+            p, piece = self._piece(op.block, op.piece)
+            view = self._full[id(p)][_slices(piece.part(arrival.source))]
+            view.copy_(arrival.data.view(view.shape))
 
     def give_back(self, dots: Tensor) -> None:
         """Bring preconditioned gradients to all ranks that hold them, and with each block its share
@@ -152,27 +148,24 @@ class Gradients:
             op for op in self.team.plan.apply if isinstance(op, Return) and op.block in names
         ]
 
-        def payload(message: Message) -> Tensor:
-            op = message.op
+        def result(op: Op, to: int, clip: bool) -> Tensor:
             assert isinstance(op, Return)
             parts = []
             if op.piece is not None:
                 p, piece = self._piece(op.block, op.piece)
-                offsets = [0] * len(piece.box)
-                parts.append(self.read(p)[_slices(piece, offsets)].flatten())
-            if message.clip:
+                parts.append(self.read(p)[_slices(piece.part(to))].flatten())
+            if clip:
                 parts.append(dots[order[op.block]].view(1).to(self.team.gradient_dtype))
             return torch.cat(parts)
 
-        for message, data in self._exchange(returns, payload):
-            op = message.op
+        for arrival in self._copying(returns, result):
+            op, data = arrival.op, arrival.data
             assert isinstance(op, Return)
-            if message.clip:
+            if arrival.clip:
                 dots[order[op.block]] = data[-1]
                 data = data[:-1]
             if op.piece is not None:
-                p, piece = self._piece(op.block, op.piece)
-                view = self._local_piece(p, piece)
+                view = self._local_piece(*self._piece(op.block, op.piece))
                 view.copy_(data.view(view.shape))
         for block in blocks:
             if block in self.team.applies:
@@ -217,22 +210,16 @@ class Gradients:
 
     def _reduce_to_owners(self, ops: Sequence[ReduceGradient], weight: float) -> None:
         """Sums of local gradients at the ranks that precondition them, in the order of ranks."""
-        shares = {op.block: self._flat(self.team.blocks[op.block], weight) for op in ops}
 
-        def payload(message: Message) -> Tensor:
-            assert isinstance(message.op, ReduceGradient)
-            return shares[message.op.block]
+        def share(op: SumOp) -> Tensor:
+            assert isinstance(op, ReduceGradient)
+            return self._flat(self.team.blocks[op.block], weight)
 
-        found: dict[str, dict[int, Tensor]] = {
-            op.block: {self.team.rank: shares[op.block]} for op in ops if self.team.rank in op.to
-        }
-        for message, data in self._exchange(ops, payload):
-            assert isinstance(message.op, ReduceGradient)
-            found[message.op.block][message.source] = data
-        for name, by_rank in found.items():
-            total = torch.zeros_like(by_rank[self.team.rank])
-            for rank in sorted(by_rank):
-                total += by_rank[rank]
+        buckets = [self._summing.start(some, share) for some in self.team.plan.cut(ops)]
+        found = {op: sum for sums in self._summing.finish(buckets) for op, sum in sums.items()}
+        for op, total in found.items():
+            assert isinstance(op, ReduceGradient)
+            name = op.block
             pieces = self.team.plan.block[name].pieces
             for part, index in zip(
                 total.split([piece.numel for piece in pieces]), range(len(pieces)), strict=True
@@ -254,9 +241,9 @@ class Gradients:
         return self.team.blocks[block].parameters[piece.parameter], piece
 
     def _local_piece(self, p: nn.Parameter, piece: Piece) -> Tensor:
-        """A piece that this rank holds, as a view of its gradient."""
+        """What this rank holds of a piece, as a view of its gradient."""
         assert p.grad is not None
-        return local(p.grad)[_slices(piece, self._offsets[id(p)])]
+        return local(p.grad)[_slices(piece.part(self.team.rank), self._offsets[id(p)])]
 
     def _assemble(self, block: Block) -> None:
         """Full gradients of sharded parameters, filled with the pieces that this rank holds."""
@@ -268,7 +255,7 @@ class Gradients:
                 assert p.grad is not None
                 self._full[id(p)] = local(p.grad).new_zeros(p.shape)
             if self.team.rank in piece.holders:
-                view = self._full[id(p)][_slices(piece, [0] * len(piece.box))]
+                view = self._full[id(p)][_slices(piece.part(self.team.rank))]
                 view.copy_(self._local_piece(p, piece))
 
     def _write_own_pieces(self, block: Block) -> None:
@@ -276,18 +263,7 @@ class Gradients:
             p, _ = self._piece(block.name, index)
             if id(p) in self._full and self.team.rank in piece.holders:
                 here = self._local_piece(p, piece)
-                here.copy_(self._full[id(p)][_slices(piece, [0] * len(piece.box))])
-
-    def _exchange(
-        self, ops: Sequence[ApplyOp], payload: Callable[[Message], Tensor]
-    ) -> Iterable[tuple[Message, Tensor]]:
-        """One exchange for each bucket of ``ops``."""
-        key = tuple(ops)
-        if key not in self._shipments:
-            self._shipments[key] = [Shipment(self.team, some) for some in self.team.plan.cut(ops)]
-        for shipment in self._shipments[key]:
-            pending = shipment.send(payload, self.team.gradient_dtype, "gradients")
-            yield from shipment.arrived(pending)
+                here.copy_(self._full[id(p)][_slices(piece.part(self.team.rank))])
 
 
 def missing_somewhere(block: Block, count: int, team: Team) -> CaptureError:
@@ -303,8 +279,9 @@ def _is_of(op: ApplyOp, names: set[str]) -> bool:
     return not isinstance(op, TotalGradients) and op.block in names
 
 
-def _slices(piece: Piece, offsets: Sequence[int]) -> tuple[slice, ...]:
+def _slices(box: Box, offsets: Sequence[int] = ()) -> tuple[slice, ...]:
+    """``offsets``: where the tensor begins that is indexed; 0 if there are none."""
     return tuple(
         slice(start - first, stop - first)
-        for (start, stop), first in zip(piece.box, offsets, strict=True)
+        for (start, stop), first in zip(box, offsets or [0] * len(box), strict=True)
     )

@@ -7,10 +7,11 @@ that of all ranks afterwards; A is divided by the positions of all ranks. So eac
 once, however unevenly the samples lie on the ranks.
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
-all ranks, and are waited for at the step. One pass of a step does so, the last one. What arrives
-after its bucket has left is found in a small all-reduce at the step, and sent by all ranks once
-more. Only float16 waits for the step: it has no number above 65504 and few below 1e-5, so all ranks
-first agree on a unit for each factor.
+all ranks, and are waited for at the step (`summing`). One pass of a step does so, the last one.
+What arrives after its bucket has left is found in a small all-reduce at the step, and sent by all
+ranks once more; so is what a share lacks whose rank has seen more samples since. Only float16 waits
+for the step: it has no number above 65504 and few below 1e-5, so all ranks first agree on a unit
+for each factor.
 """
 
 from collections.abc import Iterable
@@ -23,11 +24,10 @@ from torch import Tensor
 from natgrad.capture.averages import NewSums
 from natgrad.capture.blocks import Block
 from natgrad.capture.statistics import Due
-from natgrad.comm.base import Pending
-from natgrad.kfac.ranks.shipments import Shipment
+from natgrad.kfac.ranks.summing import InFlight, Summing, SumOp
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.step import Step
-from natgrad.placement.ops import FactorId, Message, Reduce
+from natgrad.placement.ops import FactorId, Reduce
 from natgrad.structures import Sums
 
 
@@ -48,14 +48,11 @@ class StepTotals:
         return not any(self.counts.get((block.name, name)) for name in names)
 
 
-@dataclass
-class BucketInFlight:
-    """A bucket in flight, with this rank's own share and the scale that all shares had here."""
+@dataclass(frozen=True)
+class SentBucket:
+    """A bucket in flight, with the scale and the counts that this rank's shares had."""
 
-    ops: tuple[Reduce, ...]
-    shipment: Shipment
-    pending: Pending
-    own: dict[FactorId, Tensor]
+    in_flight: InFlight
     scale: float
     counts: dict[FactorId, int]
 
@@ -70,8 +67,10 @@ class Reducer:
         self.buckets = plan.cut(plan.update)
         self.reduced = {op.factor for op in plan.update}
         self._of = [{op.factor[0] for op in ops} for ops in self.buckets]
-        self._shipments: dict[tuple[Reduce, ...], Shipment] = {}
-        self.in_flight: list[BucketInFlight] = []
+        self._summing = Summing(
+            team, plan.routes.factors, team.wire_dtype, team.sum_dtype, "factors"
+        )
+        self.in_flight: list[SentBucket] = []
         self._done: set[str] = set()
         self._next = 0
         self._pass: object = None
@@ -81,8 +80,8 @@ class Reducer:
     def begin(self, due: Due) -> None:
         """A new step that updates these factors. Buckets in flight are waited for, as all ranks
         sent them."""
-        for sent_bucket in self.in_flight:
-            sent_bucket.pending.wait()
+        for sent in self.in_flight:
+            sent.in_flight.pending.wait()
         self.due = due
         self.in_flight, self._done, self._next, self._pass = [], set(), 0, None
 
@@ -117,9 +116,10 @@ class Reducer:
         if totals.late:  # nothing has left yet, or a pass came after its sums had
             for index in range(len(self.buckets)):
                 self._launch(index, scale)
-        ratios = self._ratios(scale) if totals.rescaled else None
+        if totals.rescaled:
+            self._send_differences(scale)
         new_sums: dict[Block, NewSums] = {block: {} for block in blocks}
-        for (name, factor), total in self._arrivals(ratios).items():
+        for (name, factor), total in self._arrivals().items():
             block = self.team.blocks[name]
             divisor = totals.samples
             if not block.factors[factor].of_gradients:
@@ -147,25 +147,36 @@ class Reducer:
         ops = tuple(op for op in self.buckets[index] if self._is_due(op))
         if not ops:
             return
-        if ops not in self._shipments:
-            self._shipments[ops] = Shipment(self.team, ops)
-        shipment = self._shipments[ops]
-        shares, counts = {}, {}
-        for op in ops:
+        counts: dict[FactorId, int] = {}
+
+        def share(op: SumOp) -> Tensor:
+            assert isinstance(op, Reduce)
             block, name = self.team.blocks[op.factor[0]], op.factor[1]
             own = block.take_sum(name)
             counts[op.factor] = 0 if own is None else own.count
             factor = scale**2 if block.factors[name].of_gradients else 1.0
             factor /= self._unit.get(op.factor, 1.0)
-            shares[op.factor] = self._share(block, name, None if own is None else own.kept, factor)
+            return self._share(block, name, None if own is None else own.kept, factor)
 
-        def payload(message: Message) -> Tensor:
-            assert isinstance(message.op, Reduce)
-            return shares[message.op.factor]
+        self.in_flight.append(SentBucket(self._summing.start(ops, share), scale, counts))
 
-        pending = shipment.send(payload, self.team.wire_dtype, "factors")
-        own_shares = {op.factor: shares[op.factor] for op in ops if self.team.rank in op.to}
-        self.in_flight.append(BucketInFlight(ops, shipment, pending, own_shares, scale, counts))
+    def _send_differences(self, scale: float) -> None:
+        """What shares of gradients lack that left before all samples had come: on this rank perhaps
+        nothing, but all ranks send alike."""
+        for sent in list(self.in_flight):
+            ops = [op for op in sent.in_flight.ops if self._is_of_gradients(op)]
+            lacking = (scale / sent.scale) ** 2 - 1.0
+
+            def difference(op: SumOp, sent: SentBucket = sent, lacking: float = lacking) -> Tensor:
+                return sent.in_flight.shares[op] * lacking
+
+            if ops:
+                self.in_flight.append(SentBucket(self._summing.start(ops, difference), scale, {}))
+
+    def _is_of_gradients(self, op: SumOp) -> bool:
+        assert isinstance(op, Reduce)
+        block, name = op.factor
+        return self.team.blocks[block].factors[name].of_gradients
 
     def _is_due(self, op: Reduce) -> bool:
         block, name = op.factor
@@ -185,15 +196,15 @@ class Reducer:
         """One small sum of everything that all ranks must know."""
         blocks = list(self.team.blocks.values())
         counts: dict[FactorId, float] = {(b.name, n): 0.0 for b in blocks for n in b.factors}
-        for sent_bucket in self.in_flight:
-            for factor, count in sent_bucket.counts.items():
+        for sent in self.in_flight:
+            for factor, count in sent.counts.items():
                 counts[factor] += count
         for block in blocks:
             for name, total in block.sums.items():
                 if (block.name, name) in self.reduced or name in self.team.keeps[block]:
                     counts[block.name, name] += total.count
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
-        rescaled = any(sent_bucket.scale != scale for sent_bucket in self.in_flight)
+        rescaled = any(sent.scale != scale for sent in self.in_flight)
         present = [block.has_gradient for block in blocks]
         mine = [samples, samples**2, passes, late, rescaled, *present]
         largest = self._largest(scale) if self.team.units else {}
@@ -225,35 +236,19 @@ class Reducer:
         most = torch.stack(numbers).tolist()
         return {key: a * b for key, a, b in zip(keys, most, squares, strict=True)}
 
-    def _ratios(self, scale: float) -> list[list[float]]:
-        """What the shares of gradients lack that left before all samples had come, ``[sent_bucket]
-        [rank]``: ranks may have seen more by different factors."""
-        ratios = torch.zeros(len(self.in_flight), self.team.size, dtype=torch.float64)
-        for index, sent_bucket in enumerate(self.in_flight):
-            same = sent_bucket.scale == scale
-            ratios[index, self.team.rank] = 1.0 if same else (scale / sent_bucket.scale) ** 2
-        everyone: list[list[float]] = self.team.total(ratios.flatten()).view_as(ratios).tolist()
-        return everyone
-
-    def _arrivals(self, ratios: list[list[float]] | None) -> dict[FactorId, Tensor]:
-        """Shares added up in the order of the ranks, so that every keeper gets the same sum."""
+    def _arrivals(self) -> dict[FactorId, Tensor]:
+        """The sums of all ranks that this one keeps, of all buckets."""
         found: dict[FactorId, Tensor] = {}
-        for index, sent_bucket in enumerate(self.in_flight):
-            shares = {factor: {self.team.rank: own} for factor, own in sent_bucket.own.items()}
-            for message, data in sent_bucket.shipment.arrived(sent_bucket.pending):
-                assert isinstance(message.op, Reduce)
-                shares[message.op.factor][message.source] = data
-            for factor, by_rank in shares.items():
-                block, name = self.team.blocks[factor[0]], factor[1]
-                total = torch.zeros_like(by_rank[self.team.rank], dtype=self.team.sum_dtype)
-                by_gradients = block.factors[name].of_gradients
-                for rank in sorted(by_rank):
-                    lacks = ratios[index][rank] if ratios and by_gradients else 1.0
-                    total.add_(by_rank[rank], alpha=lacks)
-                total *= self._unit.get(factor, 1.0)
+        for sums in self._summing.finish(sent.in_flight for sent in self.in_flight):
+            for op, total in sums.items():
+                assert isinstance(op, Reduce)
+                block, name = self.team.blocks[op.factor[0]], op.factor[1]
+                total = total.to(self.team.sum_dtype)
+                if (unit := self._unit.get(op.factor, 1.0)) != 1.0:
+                    total = total * unit
                 if self.team.packed:
                     total = block.forms[name].unpack(total)
-                found[factor] = found[factor] + total if factor in found else total
+                found[op.factor] = found[op.factor] + total if op.factor in found else total
         self.in_flight = []
         return found
 

@@ -1,49 +1,87 @@
-"""What some ops of the plan send, as one exchange: an all-to-all with pieces of any size.
+"""What some ops of the plan send directly, as one exchange: an all-to-all with pieces of any size.
 
 Many small messages are one collective, since each collective has a latency. Sizes follow from the
 plan, so that no rank has to ask another how much will come.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import Pending
+from natgrad.comm.transfers import Pending
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import Message, Op
+
+
+class Addressed(Protocol):
+    """What goes from one rank to another."""
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def to(self) -> int: ...
+
+    @property
+    def numel(self) -> int: ...
+
+
+M = TypeVar("M", bound=Addressed)
+
+
+class Parcels(NamedTuple):
+    """``sent``: what left, in the order of messages; ``wait``: what arrives, likewise."""
+
+    pending: Pending
+    sizes: list[int]
+    sent: tuple[Tensor, ...]
+
+    def wait(self) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = self.pending.wait().split(self.sizes)
+        return parts
+
+
+def exchange(
+    team: Team,
+    outgoing: Sequence[M],
+    incoming: Sequence[Addressed],
+    payload: Callable[[M], Tensor],
+    dtype: torch.dtype,
+    purpose: str,
+) -> Parcels:
+    """One all-to-all: ``payload(message) [numel]`` of everything that leaves from here.
+
+    ``outgoing`` is sorted by receiver, ``incoming`` by sender, both otherwise in the plan's order.
+    """
+    sizes, receive = [0] * team.size, [0] * team.size
+    for message in outgoing:
+        sizes[message.to] += message.numel
+    for arrival in incoming:
+        receive[arrival.source] += arrival.numel
+    buffer = torch.empty(sum(sizes), dtype=dtype, device=team.device)
+    parts = buffer.split([message.numel for message in outgoing])
+    for message, part in zip(outgoing, parts, strict=True):
+        part.copy_(payload(message))
+    pending = team.comm.exchange(buffer, sizes, receive, purpose)
+    return Parcels(pending, [arrival.numel for arrival in incoming], parts)
 
 
 class Shipment:
     """The messages of some ops that this rank sends or receives, in the order of ranks."""
 
     def __init__(self, team: Team, ops: Iterable[Op]) -> None:
-        self.team = team
-        mine = [m for m in team.plan.messages(ops) if team.rank in (m.source, m.to)]
-        self.outgoing = sorted((m for m in mine if m.source == team.rank), key=lambda m: m.to)
-        self.incoming = sorted((m for m in mine if m.to == team.rank), key=lambda m: m.source)
-        self.sizes = _sizes(self.outgoing, lambda m: m.to, team.size)
-        self.receive = _sizes(self.incoming, lambda m: m.source, team.size)
+        self.team, ops = team, list(ops)
+        self.outgoing = sorted(team.plan.outgoing(ops, team.rank), key=lambda m: m.to)
+        self.incoming = sorted(team.plan.incoming(ops, team.rank), key=lambda m: m.source)
 
     def send(
         self, payload: Callable[[Message], Tensor], dtype: torch.dtype, purpose: str
-    ) -> Pending:
+    ) -> Parcels:
         """``payload(message) [numel]`` of everything that leaves from here."""
-        buffer = torch.empty(sum(self.sizes), dtype=dtype, device=self.team.device)
-        parts = buffer.split([m.numel for m in self.outgoing])
-        for message, part in zip(self.outgoing, parts, strict=True):
-            part.copy_(payload(message))
-        return self.team.comm.exchange(buffer, self.sizes, self.receive, purpose)
+        return exchange(self.team, self.outgoing, self.incoming, payload, dtype, purpose)
 
-    def arrived(self, pending: Pending) -> Iterator[tuple[Message, Tensor]]:
+    def arrived(self, parcels: Parcels) -> Iterator[tuple[Message, Tensor]]:
         """Everything that came, from rank 0 on."""
-        parts = pending.wait().split([m.numel for m in self.incoming])
-        yield from zip(self.incoming, parts, strict=True)
-
-
-def _sizes(messages: list[Message], key: Callable[[Message], int], count: int) -> list[int]:
-    sizes = [0] * count
-    for rank, group in groupby(messages, key):
-        sizes[rank] = sum(m.numel for m in group)
-    return sizes
+        yield from zip(self.incoming, parcels.wait(), strict=True)

@@ -10,6 +10,7 @@ not finite) is a small all-reduce at each clock, ``Team.total``; all of them the
 replicated gradients and `CommOpt` a step that updates nothing sends nothing at all.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -18,16 +19,14 @@ from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
 from natgrad.comm.agreement import AllRanksAgree
-from natgrad.comm.base import Communicator
-from natgrad.comm.layouts import (
-    gradients_are_local,
-    is_sharded,
-)
+from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.layouts import gradients_are_local, is_sharded
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.ranks.block_specs import boxes_of, spec_of
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers.base import real
 from natgrad.placement import Auto, Plan, World
+from natgrad.specs import Box, Ranks, as_ranks
 
 
 class Team:
@@ -50,9 +49,9 @@ class Team:
         self.wire_dtype = distributed.wire_dtype or self.sum_dtype
         self.units = self.wire_dtype == torch.float16  # too narrow for numbers as they are
         self.gradient_dtype = _promoted(p.dtype for b in blocks for p in b.parameters)
-        boxes = comm.gather([boxes_of(block) for block in blocks])
+        boxes = _boxes_of_all(comm, [boxes_of(block) for block in blocks])
         specs = [
-            spec_of(block, [theirs[index] for theirs in boxes], packed=self.packed)
+            spec_of(block, boxes[index], comm.size, packed=self.packed)
             for index, block in enumerate(blocks)
         ]
         world = replace(
@@ -64,6 +63,8 @@ class Team:
             kept_inverse_bytes=self.dtype.itemsize,
             bucket_bytes=self.bucket_bytes,
             units=self.units,
+            sum_bytes=SUMMED_AS[self.wire_dtype].itemsize,
+            route=distributed.route,
         )
         placement = distributed.placement or Auto()
         with AllRanksAgree(comm) as agreed:
@@ -73,6 +74,7 @@ class Team:
                 "placement": self.plan.strategy,
                 "packed": repr(self.packed),
                 "bucket_bytes": repr(self.bucket_bytes),
+                "route": repr(distributed.route),
                 "the plan": f"{self.plan.fingerprint():x}",
             }
         self.blocks = {block.name: block for block in blocks}
@@ -100,6 +102,23 @@ class Team:
         if self.alone:
             return mine
         return self.comm.total(mine.to(self.device), "agreement").wait()
+
+
+def _boxes_of_all(comm: Communicator, own: list[list[Box]]) -> list[list[dict[Box, Ranks]]]:
+    """The ranks that hold each box, of every block and parameter.
+
+    Where all ranks hold the same, as without shards, they find that out by one number each: whole
+    lists from thousands of ranks would take longer than the training of a step."""
+    digest = hashlib.sha256(repr(own).encode()).hexdigest()
+    if len(set(comm.gather(digest))) == 1:
+        return [[{box: range(comm.size)} for box in boxes] for boxes in own]
+    everyone = comm.gather(own)
+    found: list[list[dict[Box, list[int]]]] = [[{} for _ in boxes] for boxes in own]
+    for rank, theirs in enumerate(everyone):
+        for block, boxes in enumerate(theirs):
+            for index, box in enumerate(boxes):
+                found[block][index].setdefault(box, []).append(rank)
+    return [[{b: as_ranks(r) for b, r in held.items()} for held in block] for block in found]
 
 
 def world_of(model: nn.Module, comm: Communicator, updates: Clocks, refreshes: Clocks) -> World:

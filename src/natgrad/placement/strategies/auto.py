@@ -5,21 +5,22 @@ from dataclasses import dataclass, field, replace
 
 from natgrad.checks import check_positive_fields
 from natgrad.errors import SettingError
+from natgrad.placement.cluster import Cluster
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.plan import Plan
 from natgrad.placement.simulator import Timeline, simulate
 from natgrad.placement.strategies.base import Placement
-from natgrad.placement.strategies.hybrid import Hybrid, divisors
+from natgrad.placement.strategies.hybrid import Hybrid, some_divisors
 from natgrad.placement.strategies.reduce_scatter import ReduceScatter
-from natgrad.placement.world import Cluster, World
+from natgrad.placement.world import World
 from natgrad.specs import BlockSpec
 from natgrad.tables import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """Simulates every `Hybrid`, and `ReduceScatter` if gradients are local, and takes the fastest
-    that fits into memory.
+    """Simulates `Hybrid` from one worker a block to all, and `ReduceScatter` if gradients are
+    local, and takes the fastest that fits into memory.
 
     Arguments:
         memory_limit: bytes of factors and inverses that a rank may keep; ``None`` is
@@ -44,14 +45,15 @@ class Auto:
         """The strategies that are compared.
 
         Arguments:
-            world: number of ranks, of which every divisor is a `Hybrid`, and whether gradients are
-                local.
+            world: number of ranks, whose divisors are workers of a `Hybrid` (all of them, or those
+                next to powers of two if there are many), and whether gradients are local.
         """
         strategies: list[Placement] = [
-            Hybrid(workers / world.size, cost=self.cost) for workers in divisors(world.size)
+            Hybrid(workers / world.size, cost=self.cost, cluster=self.cluster)
+            for workers in some_divisors(world.size)
         ]
         if world.gradients_are_local and world.size > 1:
-            strategies.append(ReduceScatter(cost=self.cost))
+            strategies.append(ReduceScatter(cost=self.cost, cluster=self.cluster))
         return strategies
 
     def best(self, priced: Iterable[tuple[Plan, Timeline]]) -> Plan:
@@ -65,7 +67,7 @@ class Auto:
         best: tuple[float, int, Plan] | None = None
         least: tuple[int, str] | None = None
         for plan, times in priced:
-            needed = max(times.memory)
+            needed = times.memory
             if least is None or needed < least[0]:
                 least = needed, plan.strategy
             if limit is None or needed <= limit:

@@ -5,12 +5,15 @@ ranks that decompose it, parts are broadcast to the workers that did not, gradie
 the workers, and preconditioned gradients are returned to those that hold them.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from natgrad.errors import SettingError
+from natgrad.placement.cluster import Cluster
 from natgrad.placement.ops import (
     ApplyOp,
     Decompose,
@@ -24,8 +27,9 @@ from natgrad.placement.ops import (
     TotalGradients,
 )
 from natgrad.placement.plan import Plan
+from natgrad.placement.simulator import with_routes
 from natgrad.placement.world import World
-from natgrad.specs import BlockSpec, Piece, Ranks
+from natgrad.specs import BlockSpec, Ranks, as_ranks, server
 
 
 class Placement(Protocol):
@@ -46,13 +50,12 @@ class Duty:
     """Who works for one block.
 
     Arguments:
-        workers: ranks that precondition it, in increasing order, at least one.
-        decomposers: by the name of each decomposed factor, the ranks that decompose it, in
-            increasing order.
+        workers: ranks that precondition it, at least one.
+        decomposers: by the name of each decomposed factor, the rank that decomposes it.
     """
 
     workers: Ranks
-    decomposers: Mapping[str, Ranks]
+    decomposers: Mapping[str, int]
 
 
 def longest_first(costs: Sequence[float], machines: int) -> list[int]:
@@ -63,43 +66,14 @@ def longest_first(costs: Sequence[float], machines: int) -> list[int]:
         costs: of the jobs.
         machines: how many there are, at least 1.
     """
-    load = [0.0] * machines
+    load = [(0.0, machine) for machine in range(machines)]
+    heapify(load)
     machine_of = [0] * len(costs)
     for job in sorted(range(len(costs)), key=lambda job: -costs[job]):
-        machine = min(range(machines), key=load.__getitem__)
-        load[machine] += costs[job]
+        least, machine = heappop(load)
+        heappush(load, (least + costs[job], machine))
         machine_of[job] = machine
     return machine_of
-
-
-def join_idle(idle: Sequence[int], teams: list[list[int]], sizes: Sequence[float]) -> None:
-    """Ranks without work do that of others once more, so that more ranks can hand out its result:
-    each joins the team with most to send (``sizes``) per member.
-
-    Arguments:
-        idle: ranks without work.
-        teams: the ranks of each team, at least one; appended to in place.
-        sizes: numbers that each team has to send.
-    """
-    for rank in idle:
-        if teams:
-            busiest = max(range(len(teams)), key=lambda team: sizes[team] / len(teams[team]))
-            teams[busiest].append(rank)
-
-
-def dealt(receivers: Sequence[int], sources: Ranks) -> Iterator[tuple[int, Ranks]]:
-    """Receivers, in rank order, cut evenly over the sources, in rank order.
-
-    With a column of a grid as sources, each serves the rest of its row (HYBRID-OPT of KAISA).
-
-    Arguments:
-        receivers: ranks that need something, in increasing order.
-        sources: ranks that have it, in increasing order, at least one.
-    """
-    for i, source in enumerate(sources):
-        first, last = (k * len(receivers) // len(sources) for k in (i, i + 1))
-        if first < last:
-            yield source, tuple(receivers[first:last])
 
 
 def assemble(
@@ -110,6 +84,7 @@ def assemble(
     *,
     reduces: bool = True,
     scatters: bool = False,
+    cluster: Cluster | None = None,
 ) -> Plan:
     """The plan that follows from who works for each block: every reduction, decomposition and
     message.
@@ -124,6 +99,7 @@ def assemble(
         scatters: whether local gradients are summed only where they are preconditioned
             (reduce-scatter); otherwise everywhere (all-reduce). Without effect where DDP or FSDP
             sums them.
+        cluster: whose links decide by which routes everything travels; ``None`` is ``Cluster()``.
     """
     _check(blocks, world)
     pairs = list(zip(blocks, duties, strict=True))
@@ -141,7 +117,6 @@ def assemble(
     local = world.gradients_are_local and not alone
     if local and not scatters and blocks:
         apply.append(TotalGradients(tuple(block.name for block in blocks)))
-    gathers = _Gathers(world)
     for block, duty in pairs:
         # Statistics in a basis are made wherever there are data that count.
         in_need = world.ranks if block.basis_everywhere and reduces else duty.workers
@@ -149,99 +124,74 @@ def assemble(
         if local and scatters:
             apply.append(ReduceGradient(block.name, duty.workers))
         else:
-            apply += gathers(block, duty)
+            apply += _gathers(block, duty, world)
     apply += [Precondition(block.name, duty.workers) for block, duty in pairs]
     for block, duty in pairs:
         apply += _returns(block, duty, world)
-    return Plan(strategy, world, tuple(blocks), tuple(update), tuple(refresh), tuple(apply))
+    made = Plan(strategy, world, tuple(blocks), tuple(update), tuple(refresh), tuple(apply))
+    return with_routes(made, cluster or Cluster())
 
 
 def _reduces(block: BlockSpec, duty: Duty) -> Iterator[Reduce]:
     for name, _ in block.factors:
         if name in block.in_basis:
-            to = duty.workers
+            yield Reduce((block.name, name), duty.workers)
         else:
-            to = duty.decomposers[block.decomposed[0] if name in block.merged else name]
-        yield Reduce((block.name, name), to)
+            owner = duty.decomposers[block.decomposed[0] if name in block.merged else name]
+            yield Reduce((block.name, name), range(owner, owner + 1))
 
 
 def _shares(block: BlockSpec, duty: Duty, in_need: Ranks) -> Iterator[Share]:
     for name in block.decomposed:
-        makers = duty.decomposers[name]
-        for source, to in dealt(sorted(set(in_need).difference(makers)), makers):
-            yield Share((block.name, name), source, to)
+        source = duty.decomposers[name]
+        if len(in_need) > 1 or source not in in_need:
+            yield Share((block.name, name), source, as_ranks(in_need))
 
 
-class _Gathers:
-    """Each piece from the holder that has sent the least so far. A large world has tens of
-    thousands of pieces, so which ranks lack one is found once for all that have the same holders.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.sent = [0] * world.size
-        self._lacking: dict[Ranks, dict[Ranks, Ranks]] = {}  # by workers, then holders
-
-    def __call__(self, block: BlockSpec, duty: Duty) -> Iterator[Gather]:
-        lacking = self._lacking.setdefault(duty.workers, {})
+def _gathers(block: BlockSpec, duty: Duty, world: World) -> Iterator[Gather]:
+    if world.size > 1:
         for index, piece in enumerate(block.pieces):
-            if piece.holders not in lacking:
-                have = set(piece.holders)
-                lacking[piece.holders] = tuple(rank for rank in duty.workers if rank not in have)
-            if ranks := lacking[piece.holders]:
-                for source, to in self._served(piece, ranks):
-                    yield Gather(block.name, index, source, to)
-
-    def _served(self, piece: Piece, ranks: Ranks) -> list[tuple[int, Ranks]]:
-        """Which of ``ranks`` each holder sends its piece to, in the order of holders."""
-        numel = piece.numel
-        if len(piece.holders) == 1:
-            (source,) = piece.holders
-            self.sent[source] += numel * len(ranks)
-            return [(source, ranks)]
-        served: dict[int, list[int]] = {}
-        queue = [(self.sent[holder], holder) for holder in set(piece.holders)]
-        heapify(queue)
-        for rank in ranks:
-            sent, source = queue[0]
-            heapreplace(queue, (sent + numel, source))
-            served.setdefault(source, []).append(rank)
-        for sent, source in queue:
-            self.sent[source] = sent
-        return [(source, tuple(served[source])) for source in sorted(served)]
+            whole = piece.chunk is None
+            if not (whole and all(rank in piece.holders for rank in duty.workers)):
+                yield Gather(block.name, index, duty.workers)
 
 
 def _returns(block: BlockSpec, duty: Duty, world: World) -> Iterator[Return]:
-    others = sorted(set(world.ranks).difference(duty.workers))
-    server = {rank: source for source, ranks in dealt(others, duty.workers) for rank in ranks}
-    nothing = set(world.ranks).difference(*(piece.holders for piece in block.pieces))
-    having = [*enumerate(piece.holders for piece in block.pieces), (None, tuple(nothing))]
-    for index, ranks in having:
-        served: dict[int, list[int]] = {}
-        for rank in sorted(set(ranks) & server.keys()):
-            served.setdefault(server[rank], []).append(rank)
-        for source in sorted(served):
-            yield Return(block.name, index, source, tuple(served[source]))
+    """To all holders, unless every rank is its own source."""
+    if len(duty.workers) == world.size:
+        return
+    for index, piece in enumerate(block.pieces):
+        if any(server(duty.workers, rank, world.size) != rank for rank in piece.holders):
+            yield Return(block.name, index, duty.workers, piece.holders)
+    nothing = _others(tuple(piece.holders for piece in block.pieces), world.size)
+    if nothing:
+        yield Return(block.name, None, duty.workers, nothing)
+
+
+@lru_cache(maxsize=256)
+def _others(holders: tuple[Ranks, ...], world: int) -> Ranks:
+    """The ranks that are in none of some sets."""
+    everyone = range(world)
+    if any(ranks == everyone for ranks in holders):
+        return range(0)
+    having = set().union(*holders)
+    return as_ranks(rank for rank in everyone if rank not in having)
 
 
 def _check(blocks: Sequence[BlockSpec], world: World) -> None:
     names = [block.name for block in blocks]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise SettingError(
             f"Two blocks are named {twice[0]!r} but a plan tells blocks apart by their names: give "
             "each its own."
         )
-    everyone = set(world.ranks)
     for block in blocks:
         for piece in block.pieces:
-            if not piece.holders or not everyone.issuperset(piece.holders):
-                raise SettingError(
-                    f"A piece of block {block.name!r} is held by ranks {piece.holders!r} but must "
-                    f"be held by some of the ranks 0 to {world.size - 1}: pass the holders as "
-                    "ranks of the group that shares the work."
-                )
-            if world.gradients_are_local and len(set(piece.holders)) < world.size:
+            piece.check(block.name, world.size)
+            held = 1 if piece.chunk is not None else len(piece.holders)
+            if world.gradients_are_local and held < world.size:
                 raise SettingError(
                     f"World.gradients_are_local is True but a piece of block {block.name!r} is "
-                    f"held by only {len(set(piece.holders))} of {world.size} ranks: local "
-                    "gradients are whole, so pass it for unsharded models only."
+                    f"held by only {held} of {world.size} ranks: local gradients are whole, so "
+                    "pass it for unsharded models only."
                 )

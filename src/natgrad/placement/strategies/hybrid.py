@@ -1,6 +1,10 @@
 """KAISA's grid (Pauloski 2021): of W ranks, ``fraction`` W precondition a block and send the result
 to the others.
 
+Each factor is decomposed by one rank, whatever their number: where ranks outnumber factors the
+others would only repeat it, and as results travel in even slices, more ranks that have one would
+not send it any faster.
+
 The ranks form a grid whose columns precondition: each column has ``fraction`` W ranks, and a rank
 sends results along its row. All ranks in one column is COMM-OPT, one rank a column is MEM-OPT; from
 the first to the second, memory falls and the bytes of a step rise.
@@ -9,14 +13,16 @@ the first to the second, memory falls and the bytes of a step rise.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import isqrt, log2
 
 from natgrad.checks import check_positive_fields
 from natgrad.errors import SettingError
+from natgrad.placement.cluster import Cluster
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.plan import Plan
-from natgrad.placement.strategies.base import Duty, assemble, join_idle, longest_first
+from natgrad.placement.strategies.base import Duty, assemble, longest_first
 from natgrad.placement.world import World
-from natgrad.specs import BlockSpec, Ranks
+from natgrad.specs import BlockSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,12 @@ class Hybrid:
             (`CommOpt`). ``fraction`` W is rounded to a whole number, at least 1, which must divide
             W; otherwise making a plan raises `SettingError`.
         cost: what decompositions and preconditioning cost, for balancing the load of the ranks.
+        cluster: whose links decide by which routes everything travels.
     """
 
     fraction: float
     cost: CostModel = field(default=Flops(), kw_only=True)
+    cluster: Cluster = field(default=Cluster(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         check_positive_fields(self, "fraction", high=1)
@@ -46,7 +54,8 @@ class Hybrid:
                 f"{allowed}."
             )
         name = f"Hybrid({Fraction(workers, world.size)})"
-        return assemble(name, blocks, world, grid(blocks, world, workers, self.cost))
+        duties = grid(blocks, world, workers, self.cost)
+        return assemble(name, blocks, world, duties, cluster=self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +67,15 @@ class MemOpt:
 
     Arguments:
         cost: what decompositions and preconditioning cost, for balancing the load of the ranks.
+        cluster: whose links decide by which routes everything travels.
     """
 
     cost: CostModel = field(default=Flops(), kw_only=True)
+    cluster: Cluster = field(default=Cluster(), kw_only=True, repr=False)
 
     def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
-        return assemble("MemOpt()", blocks, world, grid(blocks, world, 1, self.cost))
+        duties = grid(blocks, world, 1, self.cost)
+        return assemble("MemOpt()", blocks, world, duties, cluster=self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +87,15 @@ class CommOpt:
 
     Arguments:
         cost: what decompositions and preconditioning cost, for balancing the load of the ranks.
+        cluster: whose links decide by which routes everything travels.
     """
 
     cost: CostModel = field(default=Flops(), kw_only=True)
+    cluster: Cluster = field(default=Cluster(), kw_only=True, repr=False)
 
     def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
-        return assemble("CommOpt()", blocks, world, grid(blocks, world, world.size, self.cost))
+        duties = grid(blocks, world, world.size, self.cost)
+        return assemble("CommOpt()", blocks, world, duties, cluster=self.cluster)
 
 
 def divisors(size: int) -> list[int]:
@@ -89,7 +104,24 @@ def divisors(size: int) -> list[int]:
     Arguments:
         size: the number, at least 1.
     """
-    return [k for k in range(1, size + 1) if size % k == 0]
+    low = [k for k in range(1, isqrt(size) + 1) if size % k == 0]
+    return sorted({*low, *(size // k for k in low)})
+
+
+def some_divisors(size: int, most: int = 12) -> list[int]:
+    """Divisors of a number of ranks, in increasing order: all, or, if they are many, those next to
+    powers of two.
+
+    Arguments:
+        size: the number, at least 1.
+        most: how many are all taken.
+    """
+    found = divisors(size)
+    if len(found) <= most:
+        return found
+    powers = [2**k for k in range(size.bit_length())]
+    near = {min(found, key=lambda k: abs(log2(k / power))) for power in powers}
+    return sorted({1, *near, size})
 
 
 def grid(blocks: Sequence[BlockSpec], world: World, workers: int, cost: CostModel) -> list[Duty]:
@@ -101,6 +133,7 @@ def grid(blocks: Sequence[BlockSpec], world: World, workers: int, cost: CostMode
         world: number of ranks, and steps between two refreshes.
         workers: ranks in a column, a divisor of the number of ranks.
         cost: what decompositions and preconditioning cost, for balancing the load of the ranks.
+        cluster: whose links decide by which routes everything travels.
     """
     count = world.size // workers
     loads = [
@@ -109,33 +142,19 @@ def grid(blocks: Sequence[BlockSpec], world: World, workers: int, cost: CostMode
         for block in blocks
     ]
     column_of = longest_first(loads, count)
-    decomposers: list[dict[str, Ranks]] = [{} for _ in blocks]
-    columns = [tuple(range(column, world.size, count)) for column in range(count)]
-    for column, ranks in enumerate(columns):
-        mine = [i for i in range(len(blocks)) if column_of[i] == column]
-        jobs = [(i, names) for i in mine for names in _units(blocks[i])]
-        for (i, names), team in zip(jobs, _teams(blocks, jobs, ranks, world, cost), strict=True):
-            decomposers[i].update(dict.fromkeys(names, team))
-    return [Duty(columns[column_of[i]], decomposers[i]) for i in range(len(blocks))]
+    decomposers: list[dict[str, int]] = [{} for _ in blocks]
+    jobs_of: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+    for i, column in enumerate(column_of):
+        jobs_of.setdefault(column, []).extend((i, names) for names in _units(blocks[i]))
+    for column, jobs in jobs_of.items():
+        costs = [sum(cost.decompose(blocks[i].factor(n)) for n in names) for i, names in jobs]
+        for (i, names), place in zip(jobs, longest_first(costs, workers), strict=True):
+            decomposers[i].update(dict.fromkeys(names, column + place * count))
+    return [
+        Duty(range(column, world.size, count), decomposers[i]) for i, column in enumerate(column_of)
+    ]
 
 
 def _units(block: BlockSpec) -> list[tuple[str, ...]]:
     """Factors that must be decomposed at one place, in sets of those."""
     return [block.decomposed] if block.together else [(name,) for name in block.decomposed]
-
-
-def _teams(
-    blocks: Sequence[BlockSpec],
-    jobs: list[tuple[int, tuple[str, ...]]],
-    ranks: Ranks,
-    world: World,
-    cost: CostModel,
-) -> list[Ranks]:
-    """The ranks of a column that do each job: one, or more if there would be idle ones."""
-    specs = [[blocks[i].factor(name) for name in names] for i, names in jobs]
-    costs = [sum(cost.decompose(spec) for spec in job) for job in specs]
-    teams = [[ranks[place]] for place in longest_first(costs, len(ranks))]
-    busy = {team[0] for team in teams}
-    parts = [sum(spec.parts for spec in job) for job in specs]
-    join_idle([rank for rank in ranks if rank not in busy], teams, parts)
-    return [tuple(sorted(team)) for team in teams]

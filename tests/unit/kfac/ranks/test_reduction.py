@@ -11,8 +11,11 @@ from torch import nn
 import natgrad
 from kfac_keywords import grouped
 from natgrad import KFAC
-from natgrad.comm.base import Arrived, Communicator
+from natgrad.comm import Alone
+from natgrad.comm.base import Communicator
+from natgrad.comm.transfers import Arrived
 from natgrad.kfac.ranks.reduction import _unit
+from natgrad.placement import Route
 
 
 class Thread(Communicator):
@@ -38,6 +41,12 @@ class Thread(Communicator):
     def _total(self, own, dtype, failure):
         return Arrived(sum(self._all(own)).to(dtype))
 
+    def _all_gather(self, send, failure):
+        return Arrived(torch.cat(self._all(send)))
+
+    def _split(self, ranks):
+        return Thread(self.rank, self.board, self.barrier) if len(ranks) == self.size else Alone()
+
     def _gather(self, value):
         return self._all(value)
 
@@ -57,12 +66,20 @@ def together(ranks, function):
         return [future.result() for future in [pool.submit(call, r) for r in range(ranks)]]
 
 
+@pytest.fixture(autouse=True, params=Route, ids=lambda route: route.value)
+def _route(request, monkeypatch):
+    """Whatever is sent goes by either route."""
+    monkeypatch.setattr(Member, "route", request.param)
+
+
 class Member:
     """A rank with a K-FAC whose sums are made up, so that its reduction is all there is to see."""
 
+    route = None
+
     def __init__(self, rank, comm, **settings):
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False)).double()
-        settings = {"bucket_bytes": 1, "group": comm, **settings}
+        settings = {"bucket_bytes": 1, "group": comm, "route": self.route, **settings}
         self.kfac = KFAC(model, kl_clip=None, **grouped(**settings))
         self.rank, self.blocks = rank, {block.name: block for block in self.kfac.blocks}
         self.reducer = self.kfac.reducer
@@ -163,7 +180,8 @@ def test_buckets_leave_in_the_order_of_the_plan():
         member.complete("0")
         assert member.reducer.in_flight == []
         member.complete("1")
-        assert [f.ops for f in member.reducer.in_flight] == list(member.reducer.buckets)
+        sent = [sent.in_flight.ops for sent in member.reducer.in_flight]
+        assert sent == list(member.reducer.buckets)
         return member, member.finish(1)[1]
 
     check(together(2, rank), samples=(1, 1))

@@ -1,0 +1,207 @@
+"""What one rank has and many need, by either route of the plan.
+
+    direct      the rank that has it sends every other rank its own copy
+    balanced    it sends every member of the group that needs it an even slice, in one all-to-all
+                with those of all others, and then each group gathers the slices of a bucket
+
+The groups are rows and columns of the grid of ranks, or all of them. Each is a process group of its
+own, made once by all ranks together, in the order of the plan.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from natgrad.comm.base import Communicator
+from natgrad.kfac.ranks.shipments import Shipment, exchange
+from natgrad.kfac.ranks.team import Team
+from natgrad.placement.ops import Gather, Op, Return, Share
+from natgrad.placement.routes import Groups
+from natgrad.placement.slices import Overlap, Slices
+from natgrad.specs import Ranks, server
+
+CopyOp = Share | Return | Gather
+
+
+class Arrival(NamedTuple):
+    """What came for an op: ``data [numbers]`` from a rank, with the KL clip's number at the end if
+    ``clip``."""
+
+    op: Op
+    source: int
+    clip: bool
+    data: Tensor
+
+
+class Slice(NamedTuple):
+    """A slice of an op's numbers on its way to a member of a group."""
+
+    source: int
+    to: int
+    numel: int
+    bucket: int
+    payload: int
+    overlap: Overlap
+
+
+class Bucket(NamedTuple):
+    """Ops whose copies the same group needs, and how they are cut."""
+
+    groups: Groups
+    members: Ranks  # of this rank's group, or of the group that it sends slices to
+    ops: tuple[CopyOp, ...]
+    slices: Slices
+
+
+class Copying:
+    """Called with ops of the plan, by all ranks alike. ``payload(op, rank, clip)`` gives what this
+    rank has for another one, with the number of the KL clip behind it where that is asked for."""
+
+    def __init__(self, team: Team, ops: Iterable[CopyOp], dtype: torch.dtype, purpose: str) -> None:
+        self.team, self.dtype, self.purpose = team, dtype, purpose
+        self._shipments: dict[tuple[CopyOp, ...], list[Shipment]] = {}
+        self._comms: dict[Groups, Communicator] = {}
+        _, _, copied = team.plan.sorted_by_route(ops)
+        for family in _families(copied):
+            own = next((g for g in family if team.rank in g.members), None)
+            group = None if own is None else own.of(team.rank)
+            part = team.comm.split((team.rank,) if group is None else group)
+            if own is not None:
+                self._comms[own] = part
+
+    def __call__(
+        self, ops: Sequence[CopyOp], payload: Callable[[Op, int, bool], Tensor]
+    ) -> Iterator[Arrival]:
+        """Everything that came to this rank and that it did not have."""
+        direct, _, copied = self.team.plan.sorted_by_route(ops)
+        yield from self._direct(tuple(direct), payload)
+        if copied:
+            yield from self._spread(copied, payload)
+
+    def _direct(
+        self, ops: tuple[CopyOp, ...], payload: Callable[[Op, int, bool], Tensor]
+    ) -> Iterator[Arrival]:
+        """One exchange for each bucket."""
+        if ops not in self._shipments:
+            self._shipments[ops] = [Shipment(self.team, some) for some in self.team.plan.cut(ops)]
+        for shipment in self._shipments[ops]:
+            parcels = shipment.send(lambda m: payload(m.op, m.to, m.clip), self.dtype, self.purpose)
+            for message, data in shipment.arrived(parcels):
+                yield Arrival(message.op, message.source, message.clip, data)
+
+    def _spread(
+        self,
+        copied: dict[Groups, list[CopyOp]],
+        payload: Callable[[Op, int, bool], Tensor],
+    ) -> Iterator[Arrival]:
+        plan, rank = self.team.plan, self.team.rank
+        buckets = [
+            Bucket(groups, members, bucket, self._slices(bucket, groups))
+            for groups, ops in copied.items()
+            for members in self._groups_of_interest(groups)
+            for bucket in plan.cut(ops)
+        ]
+        outgoing, incoming = self._messages(buckets)
+        own: dict[tuple[int, int], Tensor] = {}
+
+        def numbers(bucket: int, index: int) -> Tensor:
+            """What this rank has for an op of a bucket, made once."""
+            if (bucket, index) not in own:
+                op, members = buckets[bucket].ops[index], buckets[bucket].members
+                clip = isinstance(op, Return) and len(plan.clipped[op]) > 0
+                to = next(member for member in members if member != rank)
+                own[bucket, index] = payload(op, to, clip)
+            return own[bucket, index]
+
+        def part(message: Slice) -> Tensor:
+            whole = numbers(message.bucket, message.payload)
+            return whole[message.overlap.start : message.overlap.stop]
+
+        parcels = exchange(self.team, outgoing, incoming, part, self.dtype, self.purpose)
+        arrived: list[list[tuple[Slice, Tensor]]] = [[] for _ in buckets]
+        for message, data in zip(incoming, parcels.wait(), strict=True):
+            arrived[message.bucket].append((message, data))
+        for index, bucket in enumerate(buckets):
+            if rank in bucket.members:
+                yield from self._gather(index, bucket, arrived[index], numbers)
+            for number in range(len(bucket.ops)):
+                own.pop((index, number), None)
+
+    def _gather(
+        self,
+        index: int,
+        bucket: Bucket,
+        arrived: list[tuple[Slice, Tensor]],
+        numbers: Callable[[int, int], Tensor],
+    ) -> Iterator[Arrival]:
+        """An all-gather of the slices of one bucket, among those that need it."""
+        plan, rank, slices = self.team.plan, self.team.rank, bucket.slices
+        mine = torch.zeros(slices.each, dtype=self.dtype, device=self.team.device)
+        for message, data in arrived:
+            mine[message.overlap.at : message.overlap.at + message.numel] = data
+        for payload, overlap in slices.of_member(bucket.members.index(rank)):
+            if self._source(bucket, payload) == rank:
+                part = numbers(index, payload)[overlap.start : overlap.stop]
+                mine[overlap.at : overlap.at + overlap.numel] = part
+        found = self._comms[bucket.groups].all_gather(mine, self.purpose).wait()
+        for payload, op in enumerate(bucket.ops):
+            source = self._source(bucket, payload)
+            if source != rank:
+                clip = isinstance(op, Return) and len(plan.clipped[op]) > 0
+                data = found[slices.starts[payload] : slices.starts[payload + 1]]
+                yield Arrival(op, source, clip, data)
+
+    def _slices(self, ops: Sequence[CopyOp], groups: Groups) -> Slices:
+        return Slices([self.team.plan.copied_numbers(op) for op in ops], groups.size)
+
+    def _groups_of_interest(self, groups: Groups) -> list[Ranks]:
+        """The group that this rank is in, or, where it is in none but has something for one, that
+        one. Of several rows each has its sources inside."""
+        own = groups.of(self.team.rank)
+        if own is not None:
+            return [own]
+        return [groups.members] if groups.count == 1 else []
+
+    def _source(self, bucket: Bucket, payload: int) -> int:
+        """The rank that has what a group needs."""
+        op, members = bucket.ops[payload], bucket.members
+        if isinstance(op, Return):
+            return server(op.sources, members[0], self.team.size)
+        assert isinstance(op, Share)
+        return op.source
+
+    def _messages(self, buckets: Sequence[Bucket]) -> tuple[list[Slice], list[Slice]]:
+        """Slices that this rank sends, and those that it gets."""
+        rank = self.team.rank
+        outgoing, incoming = [], []
+        for index, bucket in enumerate(buckets):
+            slices, members = bucket.slices, bucket.members
+            for payload in range(len(bucket.ops)):
+                source = self._source(bucket, payload)
+                if source == rank:
+                    for place in slices.span(payload):
+                        overlap, to = slices.overlap(payload, place), members[place]
+                        if to != rank:
+                            outgoing.append(Slice(rank, to, overlap.numel, index, payload, overlap))
+                elif rank in members:
+                    overlap = slices.overlap(payload, members.index(rank))
+                    if overlap.numel:
+                        incoming.append(Slice(source, rank, overlap.numel, index, payload, overlap))
+        outgoing.sort(key=lambda m: m.to)
+        incoming.sort(key=lambda m: m.source)
+        return outgoing, incoming
+
+
+def _families(copied: Iterable[Groups]) -> list[list[Groups]]:
+    """Sets of groups that do not overlap, so that a rank is in at most one group of each."""
+    families: list[tuple[set[int], list[Groups]]] = []
+    for groups in copied:
+        apart = (one for one in families if one[0].isdisjoint(groups.members))
+        taken, family = next(apart, (set(), []))
+        if not family:
+            families.append((taken, family))
+        taken.update(groups.members)
+        family.append(groups)
+    return [family for _, family in families]
