@@ -113,7 +113,7 @@ def lines(setting: Setting, results: Sequence[Measured]) -> list[Line]:
         ratio = {kind: best[name][kind] / best[DDP][kind] for kind in KINDS}
         found.append(
             Line(
-                f"{label}: {plan if name == 'Auto()' else name}",
+                f"{label}: {plan.strategy if name == 'Auto()' else name}",
                 average(best[name]) / average(best[DDP]),
                 "x",
                 milliseconds=1e3 * average(best[name]),

@@ -5,6 +5,8 @@
 464154
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,6 +29,10 @@ def resnet50() -> nn.Module:
 
 def mlp() -> nn.Module:
     return he_normal_(models.mlp((784, 1024, 1024, 1024, 10)))
+
+
+def linears(widths: Sequence[int]) -> nn.Module:
+    return models.mlp(widths)
 
 
 class EncoderLayer(nn.Module):

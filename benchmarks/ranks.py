@@ -12,7 +12,7 @@ from torch import nn
 import natgrad
 from benchmarks import networks
 from benchmarks.workloads import NEVER, WORKLOADS, Trainer, Workload
-from natgrad.placement import Placement, Sent
+from natgrad.placement import Placement, Plan, Sent
 
 KINDS = ("both", "stale", "update")  # of step 0, 1, 2, and so on
 USUAL = {"update": 10, "refresh": 100}  # intervals that the plans are made for
@@ -60,7 +60,7 @@ class Measured:
     predicted: dict[str, Sent]
     memory: dict[str, int]
     planned: dict[str, int]
-    plan: dict[str, str]
+    plan: dict[str, Plan]
     parameters: int
 
 
@@ -113,7 +113,7 @@ def measure(setting: Setting) -> Measured:
         {name: predicted(k) for name, k in kfacs.items()},
         {name: sum(k.memory().total.get(p, 0) for p in KEPT) for name, k in kfacs.items()},
         {name: k.plan.memory(k.comm.rank).total for name, k in kfacs.items()},
-        {name: k.plan.strategy for name, k in kfacs.items()},
+        {name: k.plan for name, k in kfacs.items()},
         sum(p.numel() for p in every[DDP].model.parameters()),
     )
 

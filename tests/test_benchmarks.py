@@ -6,6 +6,7 @@ mathematics as the library: gradients are compared in float64.
 
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import damping, distributed, networks, ranks, timing
+from benchmarks import damping, distributed, networks, ranks, slow_links, timing
 from benchmarks.naive import NaiveKFAC
 from natgrad.kfac.clocks import Clock
 from natgrad.lab.compare import ComparisonSetup, compare
 from natgrad.lab.compare.results import Status
-from natgrad.placement import Agreement, Sent
+from natgrad.placement import Agreement, Cluster, MemOpt, Route, Sent, World, simulate
 from natgrad.tables import bytes_text
+from unit.placement.networks import mlp
 
 
 def size(model: nn.Module) -> int:
@@ -200,7 +202,7 @@ def measured(seconds, sent, predicted, memory=8):
         {"MemOpt()": predicted},
         {"MemOpt()": memory},
         {"MemOpt()": memory},
-        {"MemOpt()": "MemOpt()"},
+        {"MemOpt()": MemOpt()(mlp(2), World(2, route=Route.BALANCED))},
         parameters=1000,
     )
 
@@ -261,6 +263,55 @@ def test_more_ranks_than_cores_are_said_to_be(monkeypatch):
     monkeypatch.setattr(distributed.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     assert "oversubscribed" not in distributed.note([1, 2], 32)
     assert "More than 2 ranks are oversubscribed" in distributed.note([1, 2, 4], 32)
+
+
+def test_slow_links_are_predicted_from_fast_ones():
+    """What the simulator says of the link is added to a step on fast ones, and to DDP's."""
+    ddp, kfac = dict.fromkeys(ranks.KINDS, 1.0), {"stale": 1.0, "update": 2.0, "both": 11.0}
+    slow = {kind: 3 * seconds for kind, seconds in kfac.items()}
+    predicted = Sent(0, 0, 0.0, Agreement(0, 0, 0))
+    fast = [measured((ddp, kfac), {}, predicted)] * 2
+    found = [measured((dict.fromkeys(ranks.KINDS, 1.5), slow), {}, predicted)] * 2
+    setting = ranks.Setting("even", 32, 1, ("MemOpt()",))
+    rate = 1e4
+    lines = {one.kind: one for one in slow_links.lines(setting, fast, found, rate, 0.0)}
+    plan = found[0].plan["MemOpt()"]
+    times = simulate(plan, Cluster(1e18, rate, slow_links.LATENCY))
+    added = {"stale": max(times.apply)}
+    added["update"] = added["stale"] + max(times.update)
+    added["both"] = added["update"] + max(times.refresh)
+    for kind, line in lines.items():
+        assert (line.fast, line.slow) == (kfac[kind], slow[kind])
+        assert line.predicted == pytest.approx(kfac[kind] + 0.5 + added[kind])
+        assert line.ratio == pytest.approx(line.predicted / slow[kind])
+    assert lines["update"].predicted > plan.flows(plan.update).busiest / rate
+
+
+def test_where_links_cannot_be_slow(monkeypatch, capsys):
+    monkeypatch.setattr(slow_links.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["slow_links.py"])
+    slow_links.main()
+    says = "No slow links here: slow links need Linux with ip and tc."
+    assert capsys.readouterr().out.strip() == says
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_slow_links_are_really_slow():
+    """A step that updates takes no less than its bytes take on the link."""
+    rate = 2e6
+    setting = ranks.Setting("wide", 4, 1, ("MemOpt()",))
+    try:
+        with slow_links.switched(2) as names:
+            slow_links.slow_down(names, rate, 0.0)
+            found = slow_links.train(names, setting)
+    except slow_links.NoSlowLinksError as reason:
+        pytest.skip(str(reason))
+    plan = found[0].plan["MemOpt()"]
+    least = (plan.flows(plan.update).busiest - 2**17) / rate  # but for what a burst lets through
+    assert min(distributed.slowest(found, "MemOpt()", "update")) > least > 0.3
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert "natgrad" not in left.stdout
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import natgrad
 from distributed.training import NETWORKS, Run, backward, network, wrapped
@@ -34,7 +35,8 @@ def measure(name, layout, choices):
     """Three steps with each of ``choices``: what a rank sent in each, and what its plan says."""
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    return [_measured(Run(name, layout, kfac), rank, ranks) for kfac in choices]
+    each = (2,) * ranks if ranks > 4 else ()  # there are 16 samples
+    return [_measured(Run(name, layout, kfac, batches=each), rank, ranks) for kfac in choices]
 
 
 def _measured(run, rank, ranks):
@@ -105,6 +107,46 @@ def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
                 expected = exact(planned(one["planned"], *clocks), ranks)
                 assert exact(one["sent"][step], ranks) == expected, (key, rank, step)
             assert one["kept"] == astuple(one["plan"].memory(rank)), (key, rank)
+
+
+@pytest.mark.parametrize(("layout", "name"), [("ddp", "lm"), ("plain", "cnn"), ("fsdp", "mlp")])
+def test_so_do_eight_ranks(world, layout, name):
+    """Bytes that a rank receives are its share of what all others send, so both are compared."""
+    choices = [
+        {"placement": strategy, "route": route}
+        for strategy in (natgrad.MemOpt(), natgrad.Hybrid(0.25), natgrad.CommOpt())
+        for route in Route
+    ]
+    results = world.run(measure, name, layout, choices, ranks=8)
+    for index in range(len(choices)):
+        plan = results[0][index]["plan"]
+        for step, clocks in ((ALL, ("update", "refresh", "apply")), (STALE, ("apply",))):
+            for rank, found in enumerate(results):
+                one = found[index]
+                expected = exact(planned(one["planned"], *clocks), 8)
+                assert exact(one["sent"][step], 8) == expected, (choices[index], rank, step)
+            for ops in (plan.update, plan.refresh, plan.apply):
+                flows = plan.flows(ops)
+                assert flows.sent.sum() == flows.received.sum()
+
+
+def in_nodes(name, choices):
+    """Ranks in nodes of two, by a mesh of two dimensions."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2))
+    return measure(name, "ddp", [{**choice, "group": mesh} for choice in choices])
+
+
+def test_two_levels_send_what_one_does(world):
+    choices = [
+        {"placement": strategy, "route": Route.BALANCED}
+        for strategy in (natgrad.MemOpt(), natgrad.CommOpt())
+    ]
+    flat = world.run(measure, "cnn", "ddp", choices, ranks=4)
+    nodes = world.run(in_nodes, "cnn", choices, ranks=4)
+    for one, other in zip(flat, nodes, strict=True):
+        for before, after in zip(one, other, strict=True):
+            assert before["sent"] == after["sent"]
+            assert before["plan"] == after["plan"]
 
 
 @pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])

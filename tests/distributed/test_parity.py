@@ -1,9 +1,12 @@
 """The weights do not depend on how many ranks train, nor on who does what."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import natgrad
 from distributed.training import METHODS, NETWORKS, Run, alone, train
@@ -94,6 +97,41 @@ def test_weights_are_those_of_one_process(trained, ranks, network, layout, place
                 assert torch.isfinite(torch.cat([w.flatten() for w in found.values()])).all()
                 first = results[0][placement, method, route]
                 assert all(torch.equal(found[name], first[name]) for name in first)
+
+
+def train_in_nodes(runs):
+    """Ranks in nodes of two, by a mesh of two dimensions."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2))
+    return train_each(
+        {key: replace(run, kfac={**run.kfac, "group": mesh}) for key, run in runs.items()}
+    )
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_so_are_those_of_two_levels(world, network):
+    runs = {
+        placement: Run(
+            network, "ddp", {"placement": PLACEMENTS[placement], "route": Route.BALANCED}
+        )
+        for placement in COMPARED
+    }
+    expected = reference(network, "eigen", 4)
+    for found in world.run(train_in_nodes, runs, ranks=4):
+        for weights in found.values():
+            assert_same(weights, expected)
+
+
+def test_a_run_repeats_itself(world):
+    """Bit by bit, at a fixed number of ranks, by either route."""
+    runs = {
+        (route, turn): Run("cnn", "ddp", {"placement": natgrad.MemOpt(), "route": route})
+        for route in Route
+        for turn in range(2)
+    }
+    for found in world.run(train_each, runs, ranks=3):
+        for route in Route:
+            first, second = found[route, 0], found[route, 1]
+            assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(
