@@ -1,5 +1,6 @@
 """How statistics travel changes no result, but for the rounding that a short dtype brings."""
 
+import re
 from functools import lru_cache
 
 import pytest
@@ -12,6 +13,8 @@ import natgrad
 from distributed.training import NETWORKS, Run, alone, batch, network, train, wrapped
 from kfac_keywords import grouped
 from natgrad import KFAC
+from natgrad.errors import SettingError
+from natgrad.placement import Route
 
 LAYOUTS = ("plain", "ddp", "fsdp")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -200,3 +203,66 @@ def test_numbers_that_are_none_are_dropped_in_float16(world):
     for dropped, means in world.run(bright_and_broken, ranks=2):
         assert dropped == 1
         assert_rounded({("conv", n): mean for n, mean in means.items()}, factors, 2**-11)
+
+
+# Inverses and gradients.
+
+
+def short_runs(runs):
+    """Weights of each, and the bytes of its last step by purpose."""
+    found = []
+    for run in runs:
+        result = train(run)
+        found.append((result["weights"], result["sent"][-1]))
+    return found
+
+
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize(
+    ("layout", "placement"),
+    [
+        ("ddp", natgrad.MemOpt()),
+        ("ddp", natgrad.Hybrid(0.5)),
+        ("ddp", natgrad.CommOpt()),
+        ("fsdp", natgrad.MemOpt()),
+        ("plain", natgrad.ReduceScatter()),
+    ],
+)
+def test_short_inverses_and_gradients_are_the_same_on_all_ranks(world, layout, placement, route):
+    """Half the bytes of float32, a quarter of float64; ranks that made a number round it as well,
+    or they would train other weights than those that got it."""
+    kfac = {"placement": placement, "route": route}
+    short = {"inverse_dtype": torch.bfloat16, "gradient_dtype": torch.bfloat16}
+    runs = [Run("cnn", layout, kfac), Run("cnn", layout, {**kfac, **short})]
+    results = world.run(short_runs, runs, ranks=4)
+    (full, before), (rounded, _) = results[0]
+    assert error(full, rounded) > 1e-6 or not {"inverses", "gradients"} & before.keys()
+    assert error(rounded, full) < 0.2
+    for (one, wide), (other, narrow) in results:
+        assert all(torch.equal(one[name], full[name]) for name in full)
+        assert all(torch.equal(other[name], rounded[name]) for name in full)
+        for purpose in {"inverses", "gradients"} & wide.keys():
+            uncovered = purpose == "gradients" and layout == "plain"
+            share = narrow[purpose] / wide[purpose] if wide[purpose] else 0.25
+            assert share == pytest.approx(0.25, abs=0.03) or (uncovered and share < 0.7)
+
+
+@pytest.mark.parametrize("name", ["inverse_dtype", "gradient_dtype"])
+@pytest.mark.parametrize("given", [torch.float16, torch.int64, "bfloat16"], ids=repr)
+def test_their_range_must_be_wide(name, given):
+    says = (
+        f"Distributed.{name} is {given!r} but must be None or one of torch.float64, "
+        "torch.float32, torch.bfloat16, whose range is that of what is sent: pass torch.bfloat16 "
+        "for half the bytes."
+    )
+    with pytest.raises(SettingError, match=f"^{re.escape(says)}$"):
+        natgrad.Distributed(**{name: given})
+
+
+def test_a_route_must_be_one():
+    says = (
+        "Distributed.route is 'even' but must be None or a route: pass "
+        "natgrad.placement.Route.BALANCED or Route.DIRECT."
+    )
+    with pytest.raises(SettingError, match=f"^{re.escape(says)}$"):
+        natgrad.Distributed(route="even")

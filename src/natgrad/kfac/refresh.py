@@ -46,7 +46,7 @@ class Refresh:
         # The dimension of the largest factor, and each factor's clock.
         self.largest = {b: max(form.dim for form in b.forms.values()) for b in self.blocks}
         self._shares = [op for op in team.plan.refresh if isinstance(op, Share)]
-        self._copying = Copying(team, self._shares, team.dtype, "inverses")
+        self._copying = Copying(team, self._shares, team.inverse_wire, "inverses")
         self.keys = {b: {name: clocks.key(name) for name in b.decomposes} for b in self.blocks}
 
     def __call__(self, step: Step) -> list[str]:
@@ -179,6 +179,12 @@ class Refresh:
             block, name = self._of(op)
             return torch.cat([part.flatten() for part in found[block][name]])
 
+        for op in ops:  # as others get it, so that all ranks precondition with the same numbers
+            if op.source == self.team.rank and self.team.inverse_wire != self.team.dtype:
+                block, name = self._of(op)
+                found[block][name] = tuple(
+                    part.to(self.team.inverse_wire).to(part.dtype) for part in found[block][name]
+                )
         for arrival in self._copying(ops, flat):
             block, name = self._of(arrival.op)
             found[block][name] = _parts(block, name, arrival.data)

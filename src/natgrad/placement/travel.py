@@ -104,7 +104,7 @@ class Travel:
         Arguments:
             op: one that sums.
         """
-        return self.world.sum_bytes if isinstance(op, Reduce) else self.world.gradient_bytes
+        return self.world.sum_bytes if isinstance(op, Reduce) else self.world.total_bytes
 
     def copied_numbers(self, op: Op) -> int:
         """How many numbers of an op are spread over a group, with that of the KL clip.
@@ -272,7 +272,7 @@ class Travel:
         if not self.world.gradients_are_local or self.world_size == 1:
             return 0
         numbers = sum(self.numbers(op) for op in self.apply if isinstance(op, TotalGradients))
-        return (numbers + other_numbers) * self.world.gradient_bytes
+        return (numbers + other_numbers) * self.world.total_bytes
 
     def sent(self, rank: int, other_numbers: int = 0) -> Sent:
         """Bytes that a rank sends at an update, at a refresh of all factors, and at every step.

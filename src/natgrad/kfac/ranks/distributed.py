@@ -12,12 +12,14 @@ from natgrad.placement import Placement, Route
 
 Group = Communicator | ProcessGroup | DeviceMesh | None
 WIRE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Statistics in float16 are sent in units that all ranks agree on; these are not.
+WIDE_RANGE = (torch.float64, torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Distributed:
     """How several processes share the work. None of this changes what one process would compute,
-    but for the precision of ``wire_dtype``.
+    but for the precisions on the wire.
 
     Arguments:
         placement: which rank reduces, decomposes and preconditions what, such as ``CommOpt()``,
@@ -26,6 +28,11 @@ class Distributed:
             communicator of ``natgrad.comm``; all of them if it is None.
         wire_dtype: precision in which sums of statistics travel; ``torch.bfloat16`` and
             ``torch.float16`` halve the bytes. That of the parameters if it is None.
+        inverse_dtype: precision in which decompositions travel, ``torch.bfloat16`` for half the
+            bytes; float32 or better if it is None. The rank that made one rounds its own as well.
+        gradient_dtype: precision in which gradients travel that are preconditioned elsewhere,
+            before and after; ``torch.bfloat16`` for half the bytes. That of the parameters if it is
+            None.
         packed: send one triangle of a symmetric matrix instead of the form in which it is kept.
         bucket_bytes: factors are bundled into exchanges of about this size.
         route: by which everything travels that can, ``Route.DIRECT`` (one all-to-all) or
@@ -39,6 +46,8 @@ class Distributed:
     packed: bool = True
     bucket_bytes: int = 25 << 20
     route: Route | None = None
+    inverse_dtype: torch.dtype | None = None
+    gradient_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         placement, dtype = self.placement, self.wire_dtype
@@ -52,6 +61,14 @@ class Distributed:
                 f"Distributed.wire_dtype is {dtype!r} but must be None or one of "
                 f"{', '.join(map(str, WIRE_DTYPES))}: pass torch.bfloat16 for half the bytes."
             )
+        for name in ("inverse_dtype", "gradient_dtype"):
+            given = getattr(self, name)
+            if given is not None and given not in WIDE_RANGE:
+                raise SettingError(
+                    f"Distributed.{name} is {given!r} but must be None or one of "
+                    f"{', '.join(map(str, WIDE_RANGE))}, whose range is that of what is sent: pass "
+                    "torch.bfloat16 for half the bytes."
+                )
         if not isinstance(self.packed, bool):
             raise SettingError(
                 f"Distributed.packed is {self.packed!r} but must be True or False: pass True for "

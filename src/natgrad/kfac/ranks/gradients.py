@@ -43,7 +43,7 @@ class Gradients:
         self._ready: Sequence[Block] = ()
         self._present: list[Block] | None = None
         self._plain = not self.travel and not self.sharded
-        dtype, plan = team.gradient_dtype, team.plan
+        dtype, plan = team.gradient_wire, team.plan
         self._summing = Summing(team, plan.routes.sums, dtype, dtype, "gradients")
         copies = [op for op in plan.apply if isinstance(op, Gather | Return)]
         self._copying = Copying(team, copies, dtype, "gradients")
@@ -147,6 +147,7 @@ class Gradients:
         returns = [
             op for op in self.team.plan.apply if isinstance(op, Return) and op.block in names
         ]
+        sent = {op.block for op in returns}
 
         def result(op: Op, to: int, clip: bool) -> Tensor:
             assert isinstance(op, Return)
@@ -155,7 +156,7 @@ class Gradients:
                 p, piece = self._piece(op.block, op.piece)
                 parts.append(self.read(p)[_slices(piece.part(to))].flatten())
             if clip:
-                parts.append(dots[order[op.block]].view(1).to(self.team.gradient_dtype))
+                parts.append(dots[order[op.block]].view(1).to(self.team.gradient_wire))
             return torch.cat(parts)
 
         for arrival in self._copying(returns, result):
@@ -171,7 +172,9 @@ class Gradients:
             if block in self.team.applies:
                 # As others got it, so that all ranks clip by the same number.
                 index = self.team.order[block]
-                dots[index] = dots[index].to(self.team.gradient_dtype)
+                dots[index] = dots[index].to(self.team.gradient_wire)
+                if block.name in sent and self.team.gradient_wire != self.team.gradient_dtype:
+                    self._round(block)
                 self._write_own_pieces(block)
         self._full = {}
 
@@ -231,7 +234,7 @@ class Gradients:
     def _flat(self, block: Block, weight: float) -> Tensor:
         pieces = range(len(self.team.plan.block[block.name].pieces))
         parts = [self._local_piece(*self._piece(block.name, index)).flatten() for index in pieces]
-        return (torch.cat(parts) * weight).to(self.team.gradient_dtype)
+        return (torch.cat(parts) * weight).to(self.team.gradient_wire)
 
     # Pieces.
 
@@ -257,6 +260,13 @@ class Gradients:
             if self.team.rank in piece.holders:
                 view = self._full[id(p)][_slices(piece.part(self.team.rank))]
                 view.copy_(self._local_piece(p, piece))
+
+    def _round(self, block: Block) -> None:
+        """What was preconditioned here becomes what other ranks get of it."""
+        for index, piece in enumerate(self.team.plan.block[block.name].pieces):
+            p, _ = self._piece(block.name, index)
+            view = self.read(p)[_slices(piece.box)]
+            view.copy_(view.to(self.team.gradient_wire))
 
     def _write_own_pieces(self, block: Block) -> None:
         for index, piece in enumerate(self.team.plan.block[block.name].pieces):

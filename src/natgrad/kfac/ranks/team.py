@@ -48,7 +48,9 @@ class Team:
         self.sum_dtype = _promoted(real(p.dtype) for b in blocks for p in b.parameters)
         self.wire_dtype = distributed.wire_dtype or self.sum_dtype
         self.units = self.wire_dtype == torch.float16  # too narrow for numbers as they are
+        self.inverse_wire = distributed.inverse_dtype or self.dtype
         self.gradient_dtype = _promoted(p.dtype for b in blocks for p in b.parameters)
+        self.gradient_wire = distributed.gradient_dtype or self.gradient_dtype
         boxes = _boxes_of_all(comm, [boxes_of(block) for block in blocks])
         specs = [
             spec_of(block, boxes[index], comm.size, packed=self.packed)
@@ -57,13 +59,14 @@ class Team:
         world = replace(
             world,
             factor_bytes=self.wire_dtype.itemsize,
-            inverse_bytes=self.dtype.itemsize,
-            gradient_bytes=self.gradient_dtype.itemsize,
+            inverse_bytes=self.inverse_wire.itemsize,
+            gradient_bytes=self.gradient_wire.itemsize,
             kept_factor_bytes=blocks[0].dtype.itemsize,
             kept_inverse_bytes=self.dtype.itemsize,
             bucket_bytes=self.bucket_bytes,
             units=self.units,
             sum_bytes=SUMMED_AS[self.wire_dtype].itemsize,
+            total_bytes=SUMMED_AS.get(self.gradient_dtype, self.gradient_dtype).itemsize,
             route=distributed.route,
         )
         placement = distributed.placement or Auto()
@@ -75,6 +78,8 @@ class Team:
                 "packed": repr(self.packed),
                 "bucket_bytes": repr(self.bucket_bytes),
                 "route": repr(distributed.route),
+                "inverse_dtype": repr(self.inverse_wire),
+                "gradient_dtype": repr(self.gradient_wire),
                 "the plan": f"{self.plan.fingerprint():x}",
             }
         self.blocks = {block.name: block for block in blocks}
