@@ -2,6 +2,8 @@
 
 import tracemalloc
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +62,26 @@ def test_the_busiest_rank_moves_no_more_than_twice_the_factors_and_inverses(size
             (plan.apply, 3.0 * gradients),
         ):
             assert plan.flows(ops).busiest <= most, (fraction, plan.routes)
+
+
+def test_the_documents_say_how_busy_a_rank_is():
+    """The table of docs/distributed.md."""
+    text = (Path(__file__).parents[3] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    table = text[text.index("<!-- busiest -->") : text.index("<!-- /busiest -->")]
+    _, header, _, *lines = [line.strip("| ").split("|") for line in table.strip().splitlines()]
+    sizes = [int(cell.replace(",", "")) for cell in header[1:]]
+    assert sizes[-1] == 10_000
+    shown = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
+    for what, route in product(("update", "refresh"), Route):
+        found = []
+        for size in sizes:
+            strategy = MemOpt() if what == "update" else CommOpt()
+            plan = strategy(NETWORKS["resnet50"](size), World(size, route=route))
+            specs = plan.factors.values()
+            whole = sum(spec.on_wire if what == "update" else spec.parts for spec in specs)
+            share = plan.flows(getattr(plan, what)).busiest / (4 * whole)
+            found.append(f"{share:.2f}" if share < 10 else f"{share:.0f}")
+        assert shown[f"{what}, {route.value}"] == found
 
 
 @pytest.mark.parametrize("size", WORLDS)
