@@ -96,6 +96,10 @@ def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
             choices[f"{key}, balanced"] = {**choices[key], "route": Route.BALANCED}
     small = {"route": Route.BALANCED, "bucket_bytes": 100, "wire_dtype": torch.bfloat16}
     choices["small buckets of bfloat16, balanced"] = small
+    short = dict.fromkeys(("wire_dtype", "inverse_dtype", "gradient_dtype"), torch.bfloat16)
+    for key in ("mem", "comm", "scatter"):
+        for route in Route:
+            choices[f"{key}, {route.value}, short"] = {**choices[key], **short, "route": route}
     choices["not all layers"] = {"exclude": SPARED[name]}
     choices["Cholesky"] = {"inverse": natgrad.Cholesky(), "placement": natgrad.MemOpt()}
     choices["float16"] = {"wire_dtype": torch.float16}

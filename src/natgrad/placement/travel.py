@@ -104,7 +104,7 @@ class Travel:
         Arguments:
             op: one that sums.
         """
-        return self.world.sum_bytes if isinstance(op, Reduce) else self.world.total_bytes
+        return self.world.sum_bytes if isinstance(op, Reduce) else self.world.gradient_sum_bytes
 
     def copied_numbers(self, op: Op) -> int:
         """How many numbers of an op are spread over a group, with that of the KL clip.

@@ -31,6 +31,7 @@ class World:
         units: whether factors are sent as multiples of a unit that the ranks agree on first, as the
             narrow range of float16 requires.
         sum_bytes: bytes of one number of a finished sum of factors on the wire.
+        gradient_sum_bytes: bytes of one number of a finished sum of gradients on the wire.
         total_bytes: bytes of one number of a gradient in an all-reduce.
         route: by which everything travels that can; ``None`` lets the planner choose.
     """
@@ -48,6 +49,7 @@ class World:
     sharded: bool = False
     units: bool = False
     sum_bytes: int = 4
+    gradient_sum_bytes: int = 4
     total_bytes: int = 4
     route: Route | None = None
 
@@ -64,6 +66,7 @@ class World:
             "kept_factor_bytes",
             "kept_inverse_bytes",
             "sum_bytes",
+            "gradient_sum_bytes",
             "total_bytes",
         )
 

@@ -55,6 +55,14 @@ class Bucket(NamedTuple):
     slices: Slices
 
 
+class Spread(NamedTuple):
+    """Buckets of copies, and the slices of them that this rank sends and gets."""
+
+    buckets: list[Bucket]
+    outgoing: list[Slice]
+    incoming: list[Slice]
+
+
 class Copying:
     """Called with ops of the plan, by all ranks alike. ``payload(op, rank, clip)`` gives what this
     rank has for another one, with the number of the KL clip behind it where that is asked for."""
@@ -62,6 +70,7 @@ class Copying:
     def __init__(self, team: Team, ops: Iterable[CopyOp], dtype: torch.dtype, purpose: str) -> None:
         self.team, self.dtype, self.purpose = team, dtype, purpose
         self._shipments: dict[tuple[CopyOp, ...], list[Shipment]] = {}
+        self._spreads: dict[tuple[CopyOp, ...], tuple[tuple[CopyOp, ...], Spread]] = {}
         self._comms: dict[Groups, Communicator] = {}
         _, _, copied = team.plan.sorted_by_route(ops)
         for family in _families(copied):
@@ -75,10 +84,23 @@ class Copying:
         self, ops: Sequence[CopyOp], payload: Callable[[Op, int, bool], Tensor]
     ) -> Iterator[Arrival]:
         """Everything that came to this rank and that it did not have."""
-        direct, _, copied = self.team.plan.sorted_by_route(ops)
-        yield from self._direct(tuple(direct), payload)
-        if copied:
-            yield from self._spread(copied, payload)
+        some = tuple(ops)
+        if some not in self._spreads:
+            direct, _, copied = self.team.plan.sorted_by_route(some)
+            self._spreads[some] = tuple(direct), self._planned(copied)
+        one_by_one, spread = self._spreads[some]
+        yield from self._direct(one_by_one, payload)
+        if len(one_by_one) < len(some):
+            yield from self._spread(spread, payload)
+
+    def _planned(self, copied: dict[Groups, list[CopyOp]]) -> Spread:
+        buckets = [
+            Bucket(groups, members, bucket, self._slices(bucket, groups))
+            for groups, ops in copied.items()
+            for members in self._groups_of_interest(groups)
+            for bucket in self.team.plan.cut(ops)
+        ]
+        return Spread(buckets, *self._messages(buckets))
 
     def _direct(
         self, ops: tuple[CopyOp, ...], payload: Callable[[Op, int, bool], Tensor]
@@ -92,18 +114,10 @@ class Copying:
                 yield Arrival(message.op, message.source, message.clip, data)
 
     def _spread(
-        self,
-        copied: dict[Groups, list[CopyOp]],
-        payload: Callable[[Op, int, bool], Tensor],
+        self, spread: Spread, payload: Callable[[Op, int, bool], Tensor]
     ) -> Iterator[Arrival]:
         plan, rank = self.team.plan, self.team.rank
-        buckets = [
-            Bucket(groups, members, bucket, self._slices(bucket, groups))
-            for groups, ops in copied.items()
-            for members in self._groups_of_interest(groups)
-            for bucket in plan.cut(ops)
-        ]
-        outgoing, incoming = self._messages(buckets)
+        buckets, outgoing, incoming = spread
         own: dict[tuple[int, int], Tensor] = {}
 
         def numbers(bucket: int, index: int) -> Tensor:

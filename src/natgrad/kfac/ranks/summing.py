@@ -49,6 +49,16 @@ class Finished(NamedTuple):
     overlap: Overlap
 
 
+class FinishedSlices(NamedTuple):
+    """Of some buckets how they are cut, and the slices that leave, that come, and that this rank
+    has made itself and keeps."""
+
+    cuts: list[Slices]
+    outgoing: list[Finished]
+    incoming: list[Finished]
+    mine: list[Finished]
+
+
 class Summing:
     """``start`` sends a bucket and ``finish`` gives the sums of several; all ranks call both alike.
 
@@ -62,6 +72,7 @@ class Summing:
         self.team, self.route, self.purpose = team, route, purpose
         self.dtype, self.sum_dtype = dtype, sum_dtype
         self._shipments: dict[tuple[SumOp, ...], Shipment] = {}
+        self._slices_of: dict[tuple[tuple[SumOp, ...], ...], FinishedSlices] = {}
 
     def start(self, ops: Sequence[SumOp], payload: Payload) -> InFlight:
         """``payload(op) [numbers]``: this rank's share."""
@@ -133,8 +144,10 @@ class Summing:
 
     def _finish_slices(self, buckets: list[InFlight]) -> list[dict[SumOp, Tensor]]:
         slices = [bucket.pending.wait() for bucket in buckets]
-        cuts = [self._slices(bucket.ops) for bucket in buckets]
-        outgoing, incoming, mine = self._finished(buckets, cuts)
+        key = tuple(bucket.ops for bucket in buckets)
+        if key not in self._slices_of:
+            self._slices_of[key] = self._finished(key)
+        cuts, outgoing, incoming, mine = self._slices_of[key]
 
         def part(message: Finished) -> Tensor:
             at = message.overlap.at
@@ -153,22 +166,20 @@ class Summing:
             sums[message.bucket][op][message.overlap.start : message.overlap.stop] = data
         return sums
 
-    def _finished(
-        self, buckets: list[InFlight], cuts: list[Slices]
-    ) -> tuple[list[Finished], list[Finished], list[Finished]]:
-        """Slices that leave, that come, and that this rank has made itself and keeps."""
+    def _finished(self, buckets: tuple[tuple[SumOp, ...], ...]) -> FinishedSlices:
         rank = self.team.rank
+        cuts = [self._slices(ops) for ops in buckets]
         outgoing: list[Finished] = []
         incoming: list[Finished] = []
         mine: list[Finished] = []
-        for index, (bucket, cut) in enumerate(zip(buckets, cuts, strict=True)):
+        for index, (ops, cut) in enumerate(zip(buckets, cuts, strict=True)):
             for payload, overlap in cut.of_member(rank):
                 make = partial(Finished, numel=overlap.numel, bucket=index, payload=payload)
-                for keeper in bucket.ops[payload].to:
+                for keeper in ops[payload].to:
                     (mine if keeper == rank else outgoing).append(
                         make(source=rank, to=keeper, overlap=overlap)
                     )
-            for payload, op in enumerate(bucket.ops):
+            for payload, op in enumerate(ops):
                 if rank in op.to:
                     for member in cut.span(payload):
                         if member != rank:
@@ -178,4 +189,4 @@ class Summing:
                             )
         outgoing.sort(key=lambda m: m.to)
         incoming.sort(key=lambda m: m.source)
-        return outgoing, incoming, mine
+        return FinishedSlices(cuts, outgoing, incoming, mine)

@@ -66,6 +66,7 @@ class Team:
             bucket_bytes=self.bucket_bytes,
             units=self.units,
             sum_bytes=SUMMED_AS[self.wire_dtype].itemsize,
+            gradient_sum_bytes=SUMMED_AS.get(self.gradient_wire, self.gradient_wire).itemsize,
             total_bytes=SUMMED_AS.get(self.gradient_dtype, self.gradient_dtype).itemsize,
             route=distributed.route,
         )
