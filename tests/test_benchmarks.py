@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import damping, distributed, networks, ranks, slow_links, timing
+from benchmarks import (
+    damping,
+    distributed,
+    networks,
+    ranks,
+    slow_links,
+    timing,
+    wire_precision,
+)
 from benchmarks.naive import NaiveKFAC
 from natgrad.kfac.clocks import Clock
 from natgrad.lab.compare import ComparisonSetup, compare
@@ -285,6 +293,24 @@ def test_slow_links_are_predicted_from_fast_ones():
         assert line.predicted == pytest.approx(kfac[kind] + 0.5 + added[kind])
         assert line.ratio == pytest.approx(line.predicted / slow[kind])
     assert lines["update"].predicted > plan.flows(plan.update).busiest / rate
+
+
+@pytest.mark.distributed
+def test_short_numbers_on_the_wire(monkeypatch, capsys):
+    """All settings see the same batches from the same weights, so float32 has no error, and each
+    other one some."""
+    monkeypatch.setattr(sys, "argv", ["wire_precision.py", "--ranks", "4", "--batch", "4"])
+    wire_precision.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("4 ranks")]
+    cells = [line.removeprefix("4 ranks, ").rsplit(maxsplit=3) for line in lines]
+    found = {name.rsplit(maxsplit=2)[0]: numbers for name, *numbers in cells}
+    assert found.keys() == wire_precision.SETTINGS.keys()
+    assert found.pop("float32") == ["1.00", "0.00%", "0.00%"]
+    for share, first, mean in found.values():
+        assert 0 < float(share) < 1
+        assert 0 < float(first.rstrip("%")) < 20
+        assert 0 < float(mean.rstrip("%")) < 20
+    assert float(found["all in bfloat16"][0]) < float(found["factors in bfloat16"][0])
 
 
 def test_where_links_cannot_be_slow(monkeypatch, capsys):

@@ -74,7 +74,7 @@ def gather_or_fail(
 
     Arguments:
         comm: the ranks, all of which must call this.
-        words: what this rank tells the others; small and picklable, with a repr that says all of it.
+        words: what this rank tells the others; small and picklable, and its repr says all of it.
         error: the one that this rank is about to raise, or ``None``.
         kind: class of the error that the others raise.
         what: the start of its sentence, which goes on with the rank that failed.
