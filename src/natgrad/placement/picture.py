@@ -18,6 +18,7 @@ _RECEIVES, _HOLDS, _PRECONDITIONS = "#f4f4f4", "#d9d9d9", "#bcd9f0"
 _LINES, _DOT = "#ffffff", "#222222"
 _MEMORY = (("factors", "#7a5c99"), ("inverses", "#8fb8de"))
 _LONGEST = 28  # characters of a block's name; its end says more than its beginning
+_MOST_RANKS = 256  # rows of a picture that can still be looked at
 _MOST = 80  # names and numbers along an axis, above which some are left out
 
 Box = tuple[float, float, float, float]  # left, top, width, height
@@ -37,16 +38,16 @@ def draw(plan: Plan, path: str | PathLike[str] | None) -> Figure:
             "Plan.draw needs matplotlib, which is not installed: pip install 'natgrad[report]', or "
             "print the plan as a table."
         ) from None
-    size = plan.world_size
+    size = min(plan.world_size, _MOST_RANKS)
     width = 4.5 + 0.21 * max(16, len(plan.blocks))
     figure = Figure(figsize=(width, 2.8 + 0.21 * max(4, size)), layout="constrained")
     cells, memory = figure.subplots(1, 2, sharey=True, width_ratios=(width - 2.6, 2.6))
     _cells(cells, plan)
     _memory(memory, plan)
-    figure.suptitle(
-        f"{plan.strategy}: {len(plan.blocks)} blocks on {size} rank{'s' if size > 1 else ''}",
-        fontsize=11,
-    )
+    ranks = f"{size} rank{'s' if size > 1 else ''}"
+    if size < plan.world_size:
+        ranks = f"{plan.world_size:,} ranks, of which the first {size} are shown"
+    figure.suptitle(f"{plan.strategy}: {len(plan.blocks)} blocks on {ranks}", fontsize=11)
     columns = max(1, int((width - 2.8) / 1.6))  # inches of an entry of the legend
     for axes, place, count in ((cells, "lower left", columns), (memory, "lower center", 2)):
         anchor = (0.0 if axes is cells else 0.5, 1.0)
@@ -75,13 +76,15 @@ def _cells(axes: Axes, plan: Plan) -> None:
         shown = [name for name, _ in block.factors]
         having = {r for name in shown for r in plan.holders.get((block.name, name), ())}
         held += _boxes(column, 0, 1, having.difference(workers))
-        others += _boxes(column, 0, 1, set(plan.world.ranks).difference(workers, having))
+        others += _boxes(
+            column, 0, 1, set(plan.world.ranks[:_MOST_RANKS]).difference(workers, having)
+        )
         for i, name in enumerate(block.decomposed):
             ranks = plan.decomposers[block.name, name]
             marks.setdefault(name, []).extend(_boxes(column, i, len(block.decomposed), ranks))
         keepers = {r for name in shown for r in plan.keepers[block.name, name]}
         busy = {r for name in block.decomposed for r in plan.decomposers[block.name, name]}
-        dots += [(column, rank) for rank in sorted(keepers - busy)]
+        dots += [(column, rank) for rank in sorted(keepers - busy) if rank < _MOST_RANKS]
     _fill(axes, others, _RECEIVES, "gets the result")
     _fill(axes, held, _HOLDS, "holds inverses too")
     _fill(axes, working, _PRECONDITIONS, "preconditions")
@@ -93,21 +96,21 @@ def _cells(axes: Axes, plan: Plan) -> None:
     names = [_short(block.name) for block in plan.blocks]
     step = -(-len(names) // _MOST) or 1
     axes.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=7)
-    every = -(-plan.world_size // _MOST)
-    axes.set_yticks(range(0, plan.world_size, every))
+    size = min(plan.world_size, _MOST_RANKS)
+    axes.set_yticks(range(0, size, -(-size // _MOST)))
     axes.tick_params(axis="y", labelsize=8)
     axes.tick_params(length=0)
     axes.set_xlim(-0.5, max(1, len(names)) - 0.5)
-    axes.set_ylim(plan.world_size - 0.5, -0.5)  # rank 0 on top
+    axes.set_ylim(size - 0.5, -0.5)  # rank 0 on top
     axes.set_xlabel("block, in the order of the model")
     axes.set_ylabel("rank")
 
 
 def _memory(axes: Axes, plan: Plan) -> None:
-    ranks = range(plan.world_size)
+    ranks = plan.world.ranks[:_MOST_RANKS]
     most = max(plan.memory(rank).total for rank in ranks)
     power = min(3, max(0, most.bit_length() - 1) // 10)
-    left = [0.0] * plan.world_size
+    left = [0.0] * len(ranks)
     for purpose, colour in _MEMORY:
         sizes = [getattr(plan.memory(rank), purpose) / 1024**power for rank in ranks]
         axes.barh(ranks, sizes, 0.7, left=left, color=colour, label=purpose)
@@ -122,7 +125,8 @@ def _memory(axes: Axes, plan: Plan) -> None:
 
 def _boxes(column: int, part: int, parts: int, ranks: Iterable[int]) -> list[Box]:
     """One of equal vertical strips of a cell, for each rank."""
-    return [(column - 0.5 + part / parts, rank - 0.5, 1 / parts, 1.0) for rank in ranks]
+    left, width = column - 0.5 + part / parts, 1 / parts
+    return [(left, rank - 0.5, width, 1.0) for rank in ranks if rank < _MOST_RANKS]
 
 
 def _fill(axes: Axes, boxes: list[Box], colour: str, label: str) -> None:

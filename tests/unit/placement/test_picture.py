@@ -101,6 +101,13 @@ class TestDraw:
         (label,) = cells.get_xticklabels()
         assert label.get_text() == "…" + name[-27:]
 
+    def test_thousands_of_ranks_are_shown_in_part(self, tmp_path):
+        figure = Hybrid(1 / 4)(mixed(10_000), World(10_000)).draw(tmp_path / "plan.png")
+        says = "Hybrid(1/4): 7 blocks on 10,000 ranks, of which the first 256 are shown"
+        assert figure.get_suptitle() == says
+        assert figure.axes[0].get_ylim() == (255.5, -0.5)
+        assert len(figure.axes[1].patches) == 2 * 256
+
     def test_hundreds_of_blocks_and_ranks_leave_names_out(self):
         blocks = [linear(f"l{i}", 3, 2, 100) for i in range(200)]
         cells, _ = MemOpt()(blocks, World(100)).draw().axes
