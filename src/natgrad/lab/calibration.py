@@ -63,8 +63,8 @@ class CalibrationSettings:
 
     sizes: tuple[int, ...] = (2, 8, 32, 64, 128, 256, 512, 1024)
     nbytes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24)
-    rounds: int = 5
-    round_seconds: float = 0.02
+    rounds: int = 10
+    round_seconds: float = 0.01
 
     def __post_init__(self) -> None:
         check_whole(self.rounds, "CalibrationSettings.rounds", 1)
