@@ -3,7 +3,8 @@
 Everything is measured on all ranks at once, as ranks that share cores, memory or a link do so in
 training, too. A call is repeated until a round lasts long enough for a clock, and for ranks that
 take turns on a core; a round takes as long as its slowest rank, and the least of several rounds
-counts, as whatever else the computer does only adds to it.
+counts, as whatever else the computer does only adds to it. All calls take turns, a round each, so
+that a slow moment of the computer spoils one round of all and not all rounds of one.
 
 Decompositions are those of the library, as a refresh calls them (`natgrad.inverses.contained`), not
 the bare routines of LAPACK: copies and checks are part of what a refresh takes.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 
 import torch
 
@@ -39,7 +40,8 @@ from natgrad.specs import Routine
 Call = Callable[[], object]
 # From the rows of a matrix, their number and the device to what is timed.
 Kernel = Callable[[int, int, torch.device], Call]
-Track = Callable[[Sequence[tuple[str, int]], str], Iterable[tuple[str, int]]]
+Job = tuple[str, int, int]  # a routine with rows and matrices, or a collective with bytes and 1
+Track = Callable[[Sequence[Job], str], Iterable[Job]]
 
 # Up to this size many matrices are one call, both for `Eigen` and for `Cholesky`.
 _BATCHED = 32
@@ -104,30 +106,20 @@ KERNELS: Mapping[Routine, Kernel] = {
 
 @dataclass(frozen=True)
 class RankTimer:
-    """Seconds of a call on all ranks in step, the same on each of them.
+    """Seconds of calls on all ranks in step, the same on each of them.
 
     Arguments:
         comm: the ranks that call it together.
-        settings: how often and how long.
         clock: seconds since some moment.
         finish: waits until the device has done what it was told to.
     """
 
     comm: Communicator
-    settings: CalibrationSettings
     clock: Callable[[], float] = time.perf_counter
     finish: Callable[[], object] = lambda: None
 
-    def __call__(self, call: Call) -> float:
-        self._round(call, 1)  # allocates what the others use
-        once = max(_NOTHING, self._round(call, 1))
-        repeats = min(_MOST_REPEATS, ceil(self.settings.round_seconds / once))
-        if repeats == 1:  # it was a round already
-            return min([once, *(self._round(call, 1) for _ in range(self.settings.rounds - 1))])
-        return min(self._round(call, repeats) for _ in range(self.settings.rounds))
-
-    def _round(self, call: Call, repeats: int) -> float:
-        """Of one call, at the slowest rank."""
+    def __call__(self, call: Call, repeats: int = 1) -> float:
+        """Seconds of one call, at the slowest rank."""
         self.comm.gather(None)
         start = self.clock()
         for _ in range(repeats):
@@ -135,6 +127,11 @@ class RankTimer:
         self.finish()
         seconds: list[float] = self.comm.gather((self.clock() - start) / repeats)
         return max(seconds)
+
+    def repeats(self, call: Call, seconds: float) -> int:
+        """How many calls last that long."""
+        self(call)  # allocates what the others use
+        return min(_MOST_REPEATS, ceil(seconds / max(_NOTHING, self(call))))
 
 
 def calibrate(
@@ -154,26 +151,34 @@ def calibrate(
         settings: what is measured; ``None`` is ``CalibrationSettings()``.
         clock: seconds since some moment.
         kernels: what computes a product, an eigendecomposition and a Cholesky inverse.
-        track: is given all measurements and what they are, and shows which of them are done.
+        track: is given all rounds and what they are, and shows how many of them are done.
     """
     settings = settings or CalibrationSettings()
-    timer = RankTimer(comm, settings, clock, partial(_finish, device))
-    seconds: dict[Routine, list[tuple[int, float, float]]] = {routine: [] for routine in Routine}
-    collectives = []
-    jobs = [(routine.value, size) for routine in Routine for size in settings.sizes]
-    if comm.size > 1:
-        jobs += [(kind, nbytes) for kind in KINDS for nbytes in settings.nbytes]
-    what = f"Measuring {comm.size} rank{'' if comm.size == 1 else 's'}"
+    timer = RankTimer(comm, clock, partial(_finish, device))
     with torch.no_grad():
-        for name, size in track(jobs, what):
-            if name in KINDS:
-                collectives.append(_collective(timer, name, size, device))
-            else:
-                routine = Routine(name)
-                seconds[routine].append(_computation(timer, kernels[routine], size, device))
-    tables = {
-        routine.value: SecondsBySize(*zip(*rows, strict=True)) for routine, rows in seconds.items()
-    }
+        calls = {
+            (routine.value, size, count): kernels[routine](size, count, device)
+            for routine in Routine
+            for size in settings.sizes
+            for count in ((1, _MANY) if size <= _BATCHED else (1,))
+        }
+        if comm.size > 1:
+            for nbytes in settings.nbytes:
+                calls |= _collectives(comm, nbytes, device)
+        repeats: dict[Job, int] = {}
+        seconds = dict.fromkeys(calls, inf)
+        turns = [job for _ in range(settings.rounds) for job in calls]
+        for job in track(turns, f"Measuring {comm.size} rank{'' if comm.size == 1 else 's'}"):
+            if job not in repeats:
+                repeats[job] = timer.repeats(calls[job], settings.round_seconds)
+            seconds[job] = min(seconds[job], timer(calls[job], repeats[job]))
+    tables = {routine.value: _table(routine, settings.sizes, seconds) for routine in Routine}
+    collectives = [
+        CollectiveSeconds(kind, comm.size, nbytes, found)
+        for kind in KINDS
+        for (name, nbytes, _), found in seconds.items()
+        if name == kind
+    ]
     best = tables["product"]
     flops = max(
         Routine.PRODUCT.operations(size) / first
@@ -192,21 +197,18 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _computation(
-    timer: RankTimer, kernel: Kernel, size: int, device: torch.device
-) -> tuple[int, float, float]:
-    """The size, and seconds of a first and of each further matrix in a call."""
-    first = timer(kernel(size, 1, device))
-    if size > _BATCHED:
-        return size, first, first
-    many = timer(kernel(size, _MANY, device))
-    return size, first, max(_NOTHING, (many - first) / (_MANY - 1))
+def _table(routine: Routine, sizes: Sequence[int], seconds: Mapping[Job, float]) -> SecondsBySize:
+    first = [seconds[routine.value, size, 1] for size in sizes]
+    further = [
+        one
+        if (many := seconds.get((routine.value, size, _MANY))) is None
+        else max(_NOTHING, (many - one) / (_MANY - 1))
+        for size, one in zip(sizes, first, strict=True)
+    ]
+    return SecondsBySize(tuple(sizes), tuple(first), tuple(further))
 
 
-def _collective(
-    timer: RankTimer, kind: str, nbytes: int, device: torch.device
-) -> CollectiveSeconds:
-    comm = timer.comm
+def _collectives(comm: Communicator, nbytes: int, device: torch.device) -> dict[Job, Call]:
     each = max(1, nbytes // (4 * comm.size))  # numbers of four bytes in a slice
     whole, part = torch.zeros(comm.size * each, device=device), torch.zeros(each, device=device)
     sizes = [each] * comm.size
@@ -216,7 +218,7 @@ def _collective(
         "reduce_scatter": lambda: comm.reduce_scatter(whole, "calibration").wait(),
         "all_gather": lambda: comm.all_gather(part, "calibration").wait(),
     }
-    return CollectiveSeconds(kind, comm.size, whole.nbytes, timer(calls[kind]))
+    return {(kind, whole.nbytes, 1): call for kind, call in calls.items()}
 
 
 def _circumstances(comm: Communicator, device: torch.device) -> Circumstances:

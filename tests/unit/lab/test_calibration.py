@@ -143,7 +143,10 @@ def test_everything_is_tracked():
     calibrate(MadeUp(clock, 2), CPU, SETTINGS, clock=clock, kernels=kernels(clock), track=track)
     ((what, items),) = seen
     assert what == "Measuring 2 ranks"
-    assert len(items) == 3 * len(SIZES) + 4 * len(NBYTES)
+    each = 3 * (len(SIZES) + 2) + 4 * len(NBYTES)  # two sizes are measured for many matrices, too
+    assert len(items) == 3 * each
+    assert items[:each] == items[each : 2 * each]  # in turn
+    assert len(set(items)) == each
 
 
 class Uneven(Alone):
@@ -157,18 +160,38 @@ class Uneven(Alone):
         return [value, value if value is None else self.others.pop(0)]
 
 
-def test_the_slowest_rank_counts_and_of_rounds_the_fastest():
-    """A round of both: a first call that does not count, one that finds out how many, three."""
+def test_the_slowest_rank_counts():
     clock = Clock()
-    timer = RankTimer(Uneven([9.0, 5.0, 7.0, 4.0]), replace(SETTINGS, round_seconds=1.0), clock)
-    calls = []
+    timer = RankTimer(Uneven([9.0, 0.5]), clock)
+    assert timer(lambda: clock.spend(1.0)) == 9.0
+    assert timer(lambda: clock.spend(1.0)) == 1.0
 
-    def call():
-        calls.append(clock.now)
-        clock.spend(1.0)
 
-    assert timer(call) == 4.0
-    assert len(calls) == 4  # the second was as long as a round
+def test_of_rounds_the_fastest_counts():
+    """A computer that has other work during all rounds but one."""
+    clock = Clock()
+    quiet = kernels(clock)
+
+    def disturbed(kernel):
+        def made(dim, count, device):
+            call, calls = kernel(dim, count, device), []
+
+            def slower():
+                calls.append(dim)
+                call()
+                if len(calls) != 4:  # two that do not count, a round, and this one
+                    clock.spend(1.0)
+
+            return slower
+
+        return made
+
+    busy = {routine: disturbed(kernel) for routine, kernel in quiet.items()}
+    found = calibrate(Alone(), CPU, SETTINGS, clock=clock, kernels=busy)
+    for routine in Routine:
+        assert found.cost.table(routine).first == pytest.approx(
+            calibrated(1).cost.table(routine).first, rel=1e-9
+        )
 
 
 def test_short_calls_are_repeated():
@@ -178,8 +201,12 @@ def test_short_calls_are_repeated():
         calls.append(clock.now)
         clock.spend(1e-4)
 
-    assert RankTimer(Alone(), SETTINGS, clock)(call) == pytest.approx(1e-4)
-    assert len(calls) == 2 + 3 * 10  # rounds of a millisecond
+    timer = RankTimer(Alone(), clock)
+    assert timer.repeats(call, 1e-3) == 10
+    assert timer(call, 10) == pytest.approx(1e-4)
+    assert len(calls) == 2 + 10
+    assert timer.repeats(lambda: clock.spend(1.0), 1e-3) == 1
+    assert timer.repeats(lambda: None, 1e-3) == 10_000  # at most
 
 
 @pytest.mark.parametrize("name", ["sizes", "nbytes"])
