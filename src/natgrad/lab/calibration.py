@@ -119,7 +119,12 @@ class RankTimer:
     finish: Callable[[], object] = lambda: None
 
     def __call__(self, call: Call, repeats: int = 1) -> float:
-        """Seconds of one call, at the slowest rank."""
+        """Seconds of one call, at the slowest rank.
+
+        Arguments:
+            call: what is timed, on all ranks the same.
+            repeats: how often it is called for that, at least once.
+        """
         self.comm.gather(None)
         start = self.clock()
         for _ in range(repeats):
@@ -129,7 +134,12 @@ class RankTimer:
         return max(seconds)
 
     def repeats(self, call: Call, seconds: float) -> int:
-        """How many calls last that long."""
+        """How many calls last that long.
+
+        Arguments:
+            call: what will be timed.
+            seconds: how long a round shall last.
+        """
         self(call)  # allocates what the others use
         return min(_MOST_REPEATS, ceil(seconds / max(_NOTHING, self(call))))
 
