@@ -132,7 +132,8 @@ def lines(setting: Setting, results: Sequence[Measured]) -> list[Line]:
     return found
 
 
-def note(ranks: Sequence[int], batch: int) -> str:
+def processes(ranks: Sequence[int], batch: int) -> str:
+    """What a reader must know of the ranks to understand their times."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = (
         "Every rank is a process with one thread (torch.set_num_threads(1)) and a batch of "
@@ -143,7 +144,11 @@ def note(ranks: Sequence[int], batch: int) -> str:
             f"More than {cores} ranks are oversubscribed: they take turns on the cores, so their "
             "times say what all ranks compute together, not how fast a cluster would be. "
         )
-    return text + (
+    return text
+
+
+def note(ranks: Sequence[int], batch: int) -> str:
+    return processes(ranks, batch) + (
         "'stale' steps only precondition, 'update' ones also take and reduce statistics, 'both' "
         "also decompose. 'sent' is K-FAC's own; ReduceScatter() runs without DDP and adds up the "
         "gradients itself, so they are in it."

@@ -3,7 +3,7 @@ and so on in turn, all ranks in step, with the bytes that each of them sends."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch import nn
 import natgrad
 from benchmarks import networks
 from benchmarks.workloads import NEVER, WORKLOADS, Trainer, Workload
+from natgrad.lab import models
 from natgrad.placement import Placement, Plan, Sent
 
 KINDS = ("both", "stale", "update")  # of step 0, 1, 2, and so on
@@ -28,6 +29,9 @@ PLACEMENTS: dict[str, Placement] = {
 }
 NETWORKS = {name: WORKLOADS[name] for name in ("resnet20", "resnet32", "mlp")}
 NETWORKS["small_cnn"] = Workload(networks.small_cnn, 32, (1, 8, 8))
+NETWORKS["small-transformer"] = Workload(lambda: models.Transformer(4, 256, 4), 16, (64, 256))
+STATISTICS = ("A", "G", "norm")  # stages of a backward pass that no placement changes
+STEP = ("fold", "refresh", "apply")  # stages of kfac.step()
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Measured:
     planned: dict[str, int]
     plan: dict[str, Plan]
     parameters: int
+    stages: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
 
 
 def kfac(placement: Placement) -> Callable[[nn.Module, torch.optim.Optimizer], natgrad.KFAC]:
@@ -95,10 +100,14 @@ def measure(setting: Setting) -> Measured:
     kfacs = {name: k for name, k in found.items() if isinstance(k, natgrad.KFAC)}
     seconds: dict[str, dict[str, list[float]]] = {n: {k: [] for k in KINDS} for n in every}
     sent: dict[str, dict[str, dict[str, float]]] = {name: {} for name in kfacs}
+    stages: dict[str, dict[str, list[dict[str, float]]]] = {
+        name: {kind: [] for kind in KINDS} for name in kfacs
+    }
     for turn in range(1 + setting.repeats):  # the first one allocates what the others use
         for kind in KINDS:
             for name, train in every.items():
                 before = kfacs[name].comm.traffic.snapshot() if name in kfacs else None
+                spent = dict(kfacs[name].timings().seconds) if name in kfacs else {}
                 dist.barrier()
                 start = time.perf_counter()
                 train()
@@ -107,6 +116,9 @@ def measure(setting: Setting) -> Measured:
                 if before is not None:
                     since = (kfacs[name].comm.traffic - before).sent
                     sent[name][kind] = {purpose: n for purpose, n in since.items() if n}
+                    now = kfacs[name].timings().seconds
+                    if turn:
+                        stages[name][kind].append({s: now[s] - spent.get(s, 0.0) for s in now})
     return Measured(
         seconds,
         sent,
@@ -115,6 +127,7 @@ def measure(setting: Setting) -> Measured:
         {name: k.plan.memory(k.comm.rank).total for name, k in kfacs.items()},
         {name: k.plan for name, k in kfacs.items()},
         sum(p.numel() for p in every[DDP].model.parameters()),
+        stages,
     )
 
 

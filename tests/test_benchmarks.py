@@ -22,6 +22,7 @@ from benchmarks import (
     damping,
     distributed,
     networks,
+    predicted,
     ranks,
     slow_links,
     timing,
@@ -31,9 +32,22 @@ from benchmarks.naive import NaiveKFAC
 from natgrad.kfac.clocks import Clock
 from natgrad.lab.compare import ComparisonSetup, compare
 from natgrad.lab.compare.results import Status
-from natgrad.placement import Agreement, Cluster, MemOpt, Route, Sent, World, simulate
+from natgrad.placement import (
+    Agreement,
+    Circumstances,
+    Cluster,
+    CommOpt,
+    MeasuredCluster,
+    MeasuredCost,
+    MemOpt,
+    Route,
+    SecondsBySize,
+    Sent,
+    World,
+    simulate,
+)
 from natgrad.tables import bytes_text
-from unit.placement.networks import mlp
+from unit.placement.networks import linear, mlp
 
 
 def size(model: nn.Module) -> int:
@@ -365,3 +379,51 @@ def test_tasks_of_the_damping_are_known():
     for task, own in damping.TASKS.items():
         made = damping.settings(task)
         assert made.steps == own.get("steps", made.steps)
+
+
+# Predicted and measured.
+
+
+def test_predictions_are_of_the_slowest_rank_and_the_fastest_step():
+    blocks = [linear("a", 64, 64, 1, bias=False)]
+    plan = CommOpt()(blocks, World(1))
+    flops = 1e9
+    cost = MeasuredCost(flops, *(SecondsBySize((64,), (t,), (t,)) for t in (1e-3, 1e-2, 5e-3)))
+    about = Circumstances("2030-01-02", "cpu", 1, 1, "2.0")
+    machine = MeasuredCluster(Cluster(flops), cost, (), about)
+
+    def rank(*steps):
+        seconds = dict.fromkeys(ranks.KINDS, 1.0)
+        made = measured((seconds, seconds), {}, Sent(0, 0, 0, Agreement(0, 0, 0)), memory=3)
+        stages = [{"apply": apply, "fold": fold, "A": 7.0, "G": 1.0} for apply, fold in steps]
+        made.stages = {"MemOpt()": dict.fromkeys(ranks.KINDS, stages)}
+        made.plan = {"MemOpt()": plan}
+        return made
+
+    results = [rank((1.0, 0.5), (0.25, 0.25)), rank((0.5, 0.25), (0.5, 0.125))]
+    setting = ranks.Setting("mlp", 4, 2, ("MemOpt()",))
+    rows = predicted.predictions(setting, results, machine)
+    assert [row.kind for row in rows] == ["stale", "update", "both"]
+    assert [row.predicted for row in rows] == pytest.approx([4.0, 4.0, 24.0])  # 4 products, 2 eigh
+    assert {row.measured for row in rows} == {625.0}  # of the second step, where rank 1 is slower
+    assert {row.statistics for row in rows} == {8000.0}
+    assert rows[2].figure == pytest.approx(24 / 625)
+    assert {(row.planned, row.memory) for row in rows} == {(plan.most_memory, 3)}
+
+
+@pytest.mark.distributed
+def test_every_placement_is_predicted_beside_what_was_measured(monkeypatch, tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    options = ["--models", "small_cnn", "--ranks", "2", "--batch", "4", "--repeats", "1", "--quick"]
+    monkeypatch.setattr(sys, "argv", ["predicted.py", *options, "--json", str(file)])
+    predicted.main()
+    rows = json.loads(file.read_text())["tables"][0]["rows"]
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    assert names == [f"small_cnn, 2 ranks: {name}" for name in ranks.PLACEMENTS]
+    for row in rows:
+        assert row["planned"] == row["memory"] > 0
+        assert row["figure"] == pytest.approx(row["predicted"] / row["measured"])
+        assert (row["statistics"] > 0) == (row["kind"] != "stale")
+    for stale, update, both in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert 0 < stale["predicted"] <= update["predicted"] < both["predicted"]
+    assert "largest error of the fitted links" in capsys.readouterr().out

@@ -7,6 +7,7 @@ asking whether a rank is in one takes no time.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -66,16 +67,36 @@ def server(sources: Ranks, rank: int, world: int) -> int:
     return sources[rank * len(sources) // world]
 
 
+class Routine(StrEnum):
+    """What a decomposition is done by: a computer that has been measured knows how many operations
+    of it take a second, which differs between them."""
+
+    PRODUCT = "product"
+    EIGEN = "eigen"
+    CHOLESKY = "cholesky"
+
+    def operations(self, dim: float) -> float:
+        """Operations for one matrix: a product of two, an eigendecomposition with all vectors, or
+        the inverse of a positive definite one.
+
+        Arguments:
+            dim: its rows.
+        """
+        return (25.0 if self is Routine.EIGEN else 2.0) * dim**3
+
+
 class FactorCost(NamedTuple):
     """What an inverse costs for one factor.
 
     Arguments:
         decompose: operations to decompose the factor once.
         apply: operations to apply it, for each number of the gradient, at every step.
+        by: the routine that decomposes it; products where nothing is said.
     """
 
     decompose: float
     apply: float
+    by: Routine = Routine.PRODUCT
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +127,8 @@ class FactorSpec:
             return self.cost
         if self.diagonal:
             return FactorCost(float(self.batch * self.dim), 2.0)
-        return FactorCost(25.0 * self.batch * float(self.dim) ** 3, 4.0 * self.dim)
+        by = Routine.EIGEN
+        return FactorCost(self.batch * by.operations(self.dim), 4.0 * self.dim, by)
 
     @property
     def on_wire(self) -> int:

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 import typer
@@ -11,8 +11,9 @@ from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.names import INVERSES, NETWORKS, PLACEMENTS, PlacementRequest
 from natgrad.lab.registry import PATH
-from natgrad.placement import Cluster, Placement
+from natgrad.placement import Cluster, CostModel, Flops, Placement, read_cluster
 
+T = TypeVar("T")
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -34,16 +35,15 @@ class WireDtype(StrEnum):
 # Networks that have a size without the data of a task.
 SIZED = tuple(name for name, one in NETWORKS.entries().items() if one.alone is not None)
 
-NetworkOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help=f"{', '.join(SIZED)}; or a function that builds a model, as {PATH}.",
-    ),
-]
-RanksOption = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Processes that train together.")
-]
+_NETWORK = typer.Option(
+    metavar="NAME",
+    help=f"{', '.join(SIZED)}; or a function that builds a model, as {PATH}.",
+)
+NetworkOption = Annotated[str, _NETWORK]
+SomeNetworkOption = Annotated[str | None, _NETWORK]
+_RANKS = typer.Option(metavar="N", min=1, help="Processes that train together.")
+RanksOption = Annotated[int, _RANKS]
+SomeRanksOption = Annotated[int | None, _RANKS]
 PlacementOption = Annotated[
     str,
     typer.Option(
@@ -115,16 +115,31 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def cluster(text: str) -> Cluster:
-    """'1e13,1e10,2e-5' -> Cluster(flops=1e13, bandwidth=1e10, latency=2e-5)"""
+def cluster(text: str) -> tuple[Cluster, CostModel]:
+    """'1e13,1e10,2e-5' -> Cluster(flops=1e13, bandwidth=1e10, latency=2e-5), Flops(); and the
+    name of a file -> what `natgrad plan --calibrate` has measured and written there."""
+    if text.endswith(".json"):
+        found = read_cluster(text)
+        return found.cluster, found.cost
     try:
         flops, bandwidth, latency = map(float, text.split(","))
     except ValueError:
         raise SettingError(
             f"--cluster is {text!r} but must be three numbers, operations a second, bytes a second "
-            "and seconds of latency of one rank: write them as in 1e13,1e10,2e-5."
+            "and seconds of latency of one rank, or a file that --calibrate wrote: write them as "
+            "in 1e13,1e10,2e-5, or its name with .json at the end."
         ) from None
-    return Cluster(flops, bandwidth, latency)
+    return Cluster(flops, bandwidth, latency), Flops()
+
+
+def needed(value: T | None, option: str) -> T:
+    """What a command cannot do without, unless it is asked for something else."""
+    if value is None:
+        raise SettingError(
+            f"natgrad plan is given no {option} but needs --network and --ranks to plan a run: "
+            "pass both, or --calibrate FILE to measure this computer."
+        )
+    return value
 
 
 def network(name: str) -> NamedNetwork:
@@ -143,6 +158,7 @@ def placement(
     share: str | None,
     memory_limit: int | None = None,
     machines: Cluster | None = None,
+    cost: CostModel | None = None,
 ) -> Placement:
     made_by = PLACEMENTS[name]
     if share is not None and name != "hybrid":
@@ -156,4 +172,4 @@ def placement(
             "--fraction, such as 0.25."
         )
     part = 1.0 if share is None else fraction(share)
-    return made_by(PlacementRequest(part, memory_limit, machines or Cluster()))
+    return made_by(PlacementRequest(part, memory_limit, machines or Cluster(), cost or Flops()))

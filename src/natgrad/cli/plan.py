@@ -1,7 +1,7 @@
 """`natgrad plan`: who does what, and what every placement would cost, before anything runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Annotated
 import typer
 
 from natgrad import KFAC, Distributed
-from natgrad.cli import options, terminal
+from natgrad.cli import calibration, options, terminal
 from natgrad.errors import SettingError
 from natgrad.lab.names import INVERSES
 from natgrad.placement import (
     Auto,
     Cluster,
+    CostModel,
+    Flops,
     Local,
     Plan,
     ReduceScatter,
@@ -28,8 +30,8 @@ from natgrad.tables import Column, Table, bytes_text, seconds_text
 
 
 def plan(
-    network: options.NetworkOption,
-    ranks: options.RanksOption,
+    network: options.SomeNetworkOption = None,
+    ranks: options.SomeRanksOption = None,
     placement: options.PlacementOption = "auto",
     fraction: options.FractionOption = None,
     memory_limit: Annotated[
@@ -42,9 +44,16 @@ def plan(
         str,
         typer.Option(
             metavar="NUMBERS",
-            help="Of one rank: operations a second, bytes a second, seconds of latency.",
+            help="Operations and bytes a second of one rank, seconds of latency; or a measured "
+            "FILE.json.",
         ),
     ] = "1e13,1e10,2e-5",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help="Plan nothing: measure this computer, for --cluster."
+        ),
+    ] = None,
     layout: options.LayoutOption = options.Layout.DDP,
     inverse: options.InverseOption = "eigen",
     update_every: options.UpdateOption = 10,
@@ -62,15 +71,18 @@ def plan(
 ) -> None:
     """Print who keeps, decomposes and preconditions what, and compare the placements.
 
-    Nothing is trained, and named networks are not even allocated. Seconds are those of a simple
-    model of the machines: computations at --cluster's speed, every exchange at its bandwidth after
-    its latency, nothing hidden behind anything.
+    Nothing is trained, or even allocated. Seconds are those of a simple model of the machines, in
+    which nothing is hidden behind anything.
 
     natgrad plan --network resnet50 --ranks 64 --placement hybrid --fraction 1/4
     """
-    machines = options.cluster(cluster)
+    if calibrate is not None:
+        calibration.calibrate(calibrate, ranks)
+        return
+    network, ranks = options.needed(network, "--network"), options.needed(ranks, "--ranks")
+    machines, cost = options.cluster(cluster)
     limit = None if memory_limit is None else options.size(memory_limit, "--memory-limit")
-    strategy = options.placement(placement, fraction, limit, machines)
+    strategy = options.placement(placement, fraction, limit, machines, cost)
     kfac = KFAC(
         options.network(network).without_weights(),
         kl_clip=None,
@@ -80,7 +92,7 @@ def plan(
         distributed=Distributed(wire_dtype=wire_dtype.made()),
     )
     blocks, world = spread(kfac, ranks, layout)
-    compared = PlacementComparison(blocks, world, machines, limit)
+    compared = PlacementComparison(blocks, world, machines, limit, cost)
     what = f"{network} on {ranks} rank{'' if ranks == 1 else 's'}, {layout.value}, {inverse}"
     title = f"Placements of {what}"
     try:
@@ -147,21 +159,23 @@ class PlacementComparison:
     world: World
     cluster: Cluster
     memory_limit: int | None
+    cost: CostModel = field(default_factory=Flops)
 
     @property
     def auto(self) -> Auto:
-        return Auto(self.memory_limit, cluster=self.cluster)
+        return Auto(self.memory_limit, cluster=self.cluster, cost=self.cost)
 
     @cached_property
     def priced(self) -> list[tuple[Plan, Timeline]]:
         """First those that `Auto` chooses from."""
         strategies = self.auto.candidates(self.world)
-        strategies += [one for one in (ReduceScatter(), Local()) if one not in strategies]
+        others = [one(cost=self.cost, cluster=self.cluster) for one in (ReduceScatter, Local)]
+        strategies += [one for one in others if one not in strategies]
         plans = (
             strategy(self.blocks, self.world)
             for strategy in terminal.track(strategies, "Comparing placements")
         )
-        return [(plan, simulate(plan, self.cluster)) for plan in plans]
+        return [(plan, simulate(plan, self.cluster, self.cost)) for plan in plans]
 
     def best(self) -> Plan:
         """That of `Auto`."""
@@ -212,11 +226,12 @@ class PlacementComparison:
             )
         names = ("average step", "update", "refresh", "apply", "sent a step", "memory")
         columns = (Column("placement"), *(Column(n, "right") for n in names), Column(""))
+        measured = "" if isinstance(self.cost, Flops) else ", computations as measured by size"
         footer = (
             f"updates every {world.update_every} and refreshes every {world.refresh_every} steps, "
             f"simulated at {self.cluster.flops:g} flop/s, {self.cluster.bandwidth:g} B/s and "
-            f"{self.cluster.latency:g} s; bytes of the rank with most; K-FAC alone, without what "
-            f"{'else the model' if world.gradients_are_local else 'DDP or FSDP'} does"
+            f"{self.cluster.latency:g} s{measured}; bytes of the rank with most; K-FAC alone, "
+            f"without what {'else the model' if world.gradients_are_local else 'DDP or FSDP'} does"
         )
         return Table(title, columns, tuple(rows), footer)
 

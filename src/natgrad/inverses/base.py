@@ -37,7 +37,7 @@ from natgrad.inverses.decomposed import (
 )
 from natgrad.inverses.functions import DampedPower, Function
 from natgrad.linalg.products import product
-from natgrad.specs import FactorCost, FactorSpec
+from natgrad.specs import FactorCost, FactorSpec, Routine
 
 Parts = tuple[Tensor, ...]
 
@@ -132,7 +132,8 @@ class Inverse(ABC):
         """
         if spec.diagonal:
             return FactorCost(float(spec.batch * spec.dim), 1.0)
-        return FactorCost(2.0 * spec.batch * float(spec.dim) ** 3, 2.0 * spec.dim)
+        by = Routine.CHOLESKY
+        return FactorCost(spec.batch * by.operations(spec.dim), 2.0 * spec.dim, by)
 
     # Diagonal factors, such as those of embeddings, are damped and inverted entry by entry.
 

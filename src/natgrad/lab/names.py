@@ -26,6 +26,8 @@ from natgrad.placement import (
     Auto,
     Cluster,
     CommOpt,
+    CostModel,
+    Flops,
     Hybrid,
     Local,
     MemOpt,
@@ -55,11 +57,12 @@ INVERSES: Registry[Callable[..., Inverse]] = factories(
 @dataclass(frozen=True)
 class PlacementRequest:
     """What some placements are made from: the ``fraction`` of the ranks that precondition a layer,
-    the most bytes that one may keep, and how fast the machines are."""
+    the most bytes that one may keep, how fast the machines are, and what they are given to do."""
 
     fraction: float = 0.5
     memory_limit: int | None = None
     cluster: Cluster = field(default_factory=Cluster)
+    cost: CostModel = field(default_factory=Flops)
 
 
 def _own_placement(path: str, found: Any) -> Callable[[PlacementRequest], Placement]:
@@ -73,12 +76,12 @@ PLACEMENTS: Registry[Callable[[PlacementRequest], Placement]] = Registry(
     "a function (blocks, world) that returns a Plan",
     _own_placement,
     {
-        "auto": lambda asked: Auto(asked.memory_limit, cluster=asked.cluster),
-        "comm": lambda _: CommOpt(),
-        "mem": lambda _: MemOpt(),
-        "hybrid": lambda asked: Hybrid(asked.fraction),
-        "scatter": lambda _: ReduceScatter(),
-        "local": lambda _: Local(),
+        "auto": lambda asked: Auto(asked.memory_limit, cluster=asked.cluster, cost=asked.cost),
+        "comm": lambda asked: CommOpt(cluster=asked.cluster, cost=asked.cost),
+        "mem": lambda asked: MemOpt(cluster=asked.cluster, cost=asked.cost),
+        "hybrid": lambda asked: Hybrid(asked.fraction, cluster=asked.cluster, cost=asked.cost),
+        "scatter": lambda asked: ReduceScatter(cluster=asked.cluster, cost=asked.cost),
+        "local": lambda asked: Local(cluster=asked.cluster, cost=asked.cost),
     },
 )
 

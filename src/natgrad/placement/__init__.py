@@ -8,6 +8,9 @@
     flows          bytes of all ranks, without listing their messages
     cost           operations of a decomposition and of preconditioning, from sizes
     cluster        seconds of collectives
+    measured_cost  seconds of computations, of a computer that was measured
+    link_fit       the links of a `Cluster` from measured collectives
+    cluster_files  both as a file
     simulator      seconds and bytes of a plan on a `Cluster`
     table, picture what a reader sees
 
@@ -18,8 +21,16 @@ compare its fingerprint.
 
 from natgrad.placement.amounts import Agreement, Kept, Sent, Work
 from natgrad.placement.cluster import Cluster, Link
+from natgrad.placement.cluster_files import (
+    Circumstances,
+    MeasuredCluster,
+    read_cluster,
+    write_cluster,
+)
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.flows import Collective, Flows
+from natgrad.placement.link_fit import CollectiveSeconds, fit_links
+from natgrad.placement.measured_cost import MeasuredCost, SecondsBySize
 from natgrad.placement.ops import (
     ApplyOp,
     Decompose,
@@ -55,8 +66,10 @@ __all__ = [
     "Agreement",
     "ApplyOp",
     "Auto",
+    "Circumstances",
     "Cluster",
     "Collective",
+    "CollectiveSeconds",
     "CommOpt",
     "CostModel",
     "Decompose",
@@ -70,6 +83,8 @@ __all__ = [
     "Kept",
     "Link",
     "Local",
+    "MeasuredCluster",
+    "MeasuredCost",
     "MemOpt",
     "Message",
     "Op",
@@ -83,6 +98,7 @@ __all__ = [
     "Return",
     "Route",
     "Routes",
+    "SecondsBySize",
     "Sent",
     "Share",
     "Timeline",
@@ -90,5 +106,8 @@ __all__ = [
     "Work",
     "World",
     "assemble",
+    "fit_links",
+    "read_cluster",
     "simulate",
+    "write_cluster",
 ]

@@ -5,7 +5,7 @@ import pytest
 from natgrad import Auto, CommOpt, Hybrid, Local, MemOpt, ReduceScatter
 from natgrad.cli import options
 from natgrad.errors import SettingError
-from natgrad.placement import Cluster
+from natgrad.placement import Cluster, Flops
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,13 @@ def test_shapes(text):
 
 @pytest.mark.parametrize("text", ["1e13", "1,2,3,4", "a,b,c"])
 def test_clusters(text):
-    assert options.cluster("2e12,1e9,1e-4") == Cluster(2e12, 1e9, 1e-4)
+    assert options.cluster("2e12,1e9,1e-4") == (Cluster(2e12, 1e9, 1e-4), Flops())
     with pytest.raises(SettingError) as error:
         options.cluster(text)
     assert str(error.value) == (
         f"--cluster is {text!r} but must be three numbers, operations a second, bytes a second "
-        "and seconds of latency of one rank: write them as in 1e13,1e10,2e-5."
+        "and seconds of latency of one rank, or a file that --calibrate wrote: write them as in "
+        "1e13,1e10,2e-5, or its name with .json at the end."
     )
 
 
