@@ -64,7 +64,7 @@ class Collective:
 
 
 def collectives_of(
-    plan: Travel, ops: Iterable[Op], routes: Routes | None = None
+    plan: Travel, ops: Iterable[Op], routes: Routes | None = None, *, fused: bool = False
 ) -> list[Collective]:
     """The calls that some ops make, in their order: every bucket of direct ones an all-to-all;
     every bucket of sums a reduce-scatter, and one all-to-all for the finished slices of all; one
@@ -74,10 +74,11 @@ def collectives_of(
         plan: what the ranks do.
         ops: some of the plan's, in its order; all-reduces are none of these.
         routes: other ones than the plan's own.
+        fused: whether all direct ones are one all-to-all instead, however large.
     """
     direct, summed, copied = plan.sorted_by_route(ops, routes)
     found = []
-    for bucket in plan.cut(direct):
+    for bucket in [direct] if fused else plan.cut(direct):
         count = _Count(plan)
         for op in bucket:
             count.direct(op)
