@@ -9,6 +9,10 @@
     cost           operations of a decomposition and of preconditioning, from sizes
     cluster        seconds of collectives
     simulator      seconds and bytes of a plan on a `Cluster`
+    presets        clusters by name
+    workload       what a step costs besides K-FAC
+    training_step  a whole step on two lanes, and the average one
+    rank_memory    all that a rank keeps, and the largest batch that fits
     table, picture what a reader sees
 
 A plan is frozen data, so that the same object can be executed, priced and printed: the bytes that
@@ -36,8 +40,10 @@ from natgrad.placement.ops import (
     TotalGradients,
 )
 from natgrad.placement.plan import Plan
+from natgrad.placement.presets import CLUSTERS
+from natgrad.placement.rank_memory import RankMemory, largest_batch, rank_memory
 from natgrad.placement.routes import Groups, Route, Routes
-from natgrad.placement.simulator import Timeline, simulate
+from natgrad.placement.simulator import Stages, Timeline, simulate
 from natgrad.placement.strategies import (
     Auto,
     CommOpt,
@@ -49,11 +55,15 @@ from natgrad.placement.strategies import (
     ReduceScatter,
     assemble,
 )
+from natgrad.placement.training_step import Kind, Span, StepModel, TrainingStep
+from natgrad.placement.workload import Arrival, Workload
 from natgrad.placement.world import World
 
 __all__ = [
+    "CLUSTERS",
     "Agreement",
     "ApplyOp",
+    "Arrival",
     "Auto",
     "Cluster",
     "Collective",
@@ -68,6 +78,7 @@ __all__ = [
     "Groups",
     "Hybrid",
     "Kept",
+    "Kind",
     "Link",
     "Local",
     "MemOpt",
@@ -76,6 +87,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Precondition",
+    "RankMemory",
     "Reduce",
     "ReduceGradient",
     "ReduceScatter",
@@ -85,10 +97,17 @@ __all__ = [
     "Routes",
     "Sent",
     "Share",
+    "Span",
+    "Stages",
+    "StepModel",
     "Timeline",
     "TotalGradients",
+    "TrainingStep",
     "Work",
+    "Workload",
     "World",
     "assemble",
+    "largest_batch",
+    "rank_memory",
     "simulate",
 ]

@@ -10,7 +10,7 @@ from torch import nn
 from kfac_keywords import grouped
 from natgrad import KFAC, Auto, Cholesky, CommOpt, Hybrid, MemOpt, ReduceScatter
 from natgrad.cli.options import Layout, network
-from natgrad.cli.plan import PlacementComparison, spread
+from natgrad.cli.plan import spread
 from natgrad.comm import launch
 from natgrad.placement import Cluster, simulate
 from natgrad.tables import bytes_text, seconds_text

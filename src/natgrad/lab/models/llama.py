@@ -39,7 +39,6 @@ class LlamaSize:
             )
 
 
-# Table 1 of Touvron et al. 2023, with the sizes of its second version where there are two.
 LLAMA_7B = LlamaSize(layers=32, width=4096, heads=32, key_heads=32, hidden=11008)
 LLAMA_13B = LlamaSize(layers=40, width=5120, heads=40, key_heads=40, hidden=13824)
 LLAMA_70B = LlamaSize(layers=80, width=8192, heads=64, key_heads=8, hidden=28672)
