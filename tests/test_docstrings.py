@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from enum import EnumType
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -57,6 +58,8 @@ def explained(docstring: str | None) -> set[str]:
 
 
 def parameters(function: object) -> dict[str, inspect.Parameter]:
+    if isinstance(function, EnumType):
+        return {}  # its members are made where it is defined
     try:
         found = inspect.signature(function).parameters
     except ValueError:  # of a class that is written in C

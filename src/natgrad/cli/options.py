@@ -11,7 +11,7 @@ from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.names import INVERSES, NETWORKS, PLACEMENTS, PlacementRequest
 from natgrad.lab.registry import PATH
-from natgrad.placement import Cluster, Placement
+from natgrad.placement import CLUSTERS, Cluster, Placement
 
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -115,14 +115,31 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def rank_counts(text: str) -> tuple[int, ...]:
+    """'1,4,16' -> (1, 4, 16)"""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise SettingError(
+            f"--sweep-ranks is {text!r} but must be numbers of ranks, at least 1 each: write them "
+            "as in 1,4,16,64."
+        )
+    return counts
+
+
 def cluster(text: str) -> Cluster:
-    """'1e13,1e10,2e-5' -> Cluster(flops=1e13, bandwidth=1e10, latency=2e-5)"""
+    """'1e13,1e10,2e-5' -> Cluster(flops=1e13, bandwidth=1e10, latency=2e-5); or one by name"""
+    if text in CLUSTERS:
+        return CLUSTERS[text]
     try:
         flops, bandwidth, latency = map(float, text.split(","))
     except ValueError:
         raise SettingError(
             f"--cluster is {text!r} but must be three numbers, operations a second, bytes a second "
-            "and seconds of latency of one rank: write them as in 1e13,1e10,2e-5."
+            "and seconds of latency of one rank: write them as in 1e13,1e10,2e-5, or name one of "
+            f"{', '.join(CLUSTERS)}."
         ) from None
     return Cluster(flops, bandwidth, latency)
 

@@ -12,7 +12,7 @@ With a latency α until the first byte, an overhead o for every further message,
 The first is as slow as its busiest rank, the others cost every rank the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, log2
 
 import numpy as np
@@ -70,7 +70,7 @@ class Cluster:
     decomposing: float = 1.0
     capacity: float | None = None
     nodes: int | None = None
-    name: str = ""
+    name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_positive_fields(self, "flops", "bandwidth", "latency")
