@@ -13,6 +13,7 @@ The first is as slow as its busiest rank, the others cost every rank the same.
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, log2
 
 import numpy as np
@@ -110,12 +111,7 @@ class Cluster:
         Arguments:
             ranks: how many there are.
         """
-        if self.inside is None:
-            return self.between
-        if ranks <= self.node:
-            return self.inside
-        narrow = min(self.inside.bandwidth, self.bandwidth)
-        return Link(max(self.inside.latency, self.latency), narrow)
+        return _slowest(self, ranks)
 
     def ring(self, sent: int, ranks: int) -> float:
         """Seconds of a reduce-scatter or an all-gather of even slices.
@@ -167,9 +163,18 @@ class Cluster:
             return alone
         node = min(self.node, ranks)
         leaving = (ranks - node) / (ranks - 1)
-        padded = np.zeros(-(-ranks // node) * node)
-        padded[:ranks] = busy
-        of_node = padded.reshape(-1, node).sum(1).repeat(node)[:ranks]  # its ranks share the link
+        # Ranks of a node share its link.
+        of_node = np.add.reduceat(busy, np.arange(0, ranks, node)).repeat(node)[:ranks]
         stay = (1 - leaving) * busy / self.inside.bandwidth
         slower: Costs = start + np.maximum(leaving * of_node / self.bandwidth, stay)
         return slower
+
+
+@lru_cache(maxsize=256)  # asked for with every collective
+def _slowest(cluster: Cluster, ranks: int) -> Link:
+    if cluster.inside is None:
+        return cluster.between
+    if ranks <= cluster.node:
+        return cluster.inside
+    narrow = min(cluster.inside.bandwidth, cluster.bandwidth)
+    return Link(max(cluster.inside.latency, cluster.latency), narrow)

@@ -117,7 +117,7 @@ def flows_of(plan: Travel, ops: Iterable[Op]) -> Flows:
         ops: some of the plan's, in its order; all-reduces count nothing here.
     """
     sent, received = (np.zeros(plan.world_size, np.int64) for _ in range(2))
-    for call in collectives_of(plan, ops):
+    for call in collectives_of(plan, ops, fused=True):  # only the sum of buckets counts
         if call.flows is not None:
             sent += call.flows.sent
             received += call.flows.received
@@ -152,7 +152,7 @@ class _Count:
         for (to, holders), size in self._gathered.items():
             self._gather(to, holders, size)
         for (sources, to), size in self._returned.items():
-            self._return(sources, _numbers(to), size)
+            self._return(sources, to, size)
         for target, amounts in ((self.sent, self._sent), (self.received, self._received)):
             for ranks, size in amounts.items():
                 add(target, ranks, size)
@@ -195,7 +195,7 @@ class _Count:
         holders = _numbers(piece.holders)
         self.sent[places(piece.holders)] += parts * len(to)
         self.receive(to, int(parts.sum()))
-        own = np.isin(holders, _numbers(to), assume_unique=True)
+        own = _common(piece.holders, to)
         for target in (self.sent, self.received):
             target[holders[own]] -= parts[own]
 
@@ -209,7 +209,7 @@ class _Count:
         each = self.plan.world.gradient_bytes
         piece = None if op.piece is None else self.plan.piece(op)
         if piece is not None and piece.chunk is not None:
-            self._return(op.sources, _numbers(op.to), _parts(piece) * each)
+            self._return(op.sources, op.to, _parts(piece) * each)
         elif piece is not None:
             self._later(op.sources, op.to, piece.numel * each)
         self._later(op.sources, self.plan.clipped[op], each)
@@ -218,18 +218,23 @@ class _Count:
         if to:
             self._returned[sources, to] = self._returned.get((sources, to), 0) + size
 
-    def _return(self, sources: Ranks, to: Numbers, size: int | Numbers) -> None:
-        sizes = np.broadcast_to(np.asarray(size, np.int64), to.shape)
+    def _return(self, sources: Ranks, to: Ranks, size: int | Numbers) -> None:
+        sizes = np.broadcast_to(np.asarray(size, np.int64), (len(to),))
         if len(sources) == 1:
-            own = int(sizes[to == sources[0]].sum())
-            self.received[to] += sizes
-            self.received[sources[0]] -= own
-            self.sent[sources[0]] += int(sizes.sum()) - own
+            (source,) = sources
+            own = int(sizes[to.index(source)]) if source in to else 0
+            self.received[places(to)] += sizes
+            self.received[source] -= own
+            self.sent[source] += int(sizes.sum()) - own
             return
-        server = _numbers(sources)[to * len(sources) // self.world]
-        others = server != to
-        np.add.at(self.sent, server[others], sizes[others])
-        self.received[to[others]] += sizes[others]
+        rows = _numbers(to) * len(sources) // self.world
+        server = _numbers(sources)
+        total = np.bincount(rows, sizes, len(sources)).astype(np.int64)  # whole numbers below 2^53
+        self.sent[places(sources)] += total
+        self.received[places(to)] += sizes
+        same = np.flatnonzero(server[rows] == _numbers(to))
+        for target in (self.sent, self.received):
+            target[_numbers(to)[same]] -= sizes[same]
 
     # In even slices.
 
@@ -302,6 +307,15 @@ def places(ranks: Ranks) -> slice | list[int]:
     return slice(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else list(ranks)
 
 
+def _common(one: Ranks, other: Ranks) -> Numbers:
+    """The places in ``one`` of those that are in ``other`` as well."""
+    if isinstance(one, range) and isinstance(other, range) and one and one.step == 1:
+        inside = _numbers(other) - one.start
+        return inside[(inside >= 0) & (inside < len(one))]
+    return np.flatnonzero(np.isin(_numbers(one), _numbers(other), assume_unique=True))
+
+
+@lru_cache(maxsize=1024)
 def _numbers(ranks: Ranks) -> Numbers:
     if isinstance(ranks, range):
         return np.arange(ranks.start, ranks.stop, ranks.step, dtype=np.int64)
