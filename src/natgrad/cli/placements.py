@@ -85,15 +85,22 @@ class PlacementComparison:
     def priced(self) -> list[tuple[Plan, Timeline]]:
         """First those that `Auto` chooses from."""
         strategies = self.auto.candidates(self.world)
-        scatter = ReduceScatter(cluster=self.cluster)
-        strategies += [
-            one for one in (scatter, Local(cluster=self.cluster)) if one not in strategies
-        ]
+        if not self.world.gradients_are_local:
+            strategies.append(Local(cluster=self.cluster))
+        else:
+            scatter = ReduceScatter(cluster=self.cluster)
+            others = (scatter, Local(cluster=self.cluster))
+            strategies += [one for one in others if one not in strategies]
         plans = (
             strategy(self.blocks, self.world)
             for strategy in terminal.track(strategies, "Comparing placements")
         )
-        return [(plan, simulate(plan, self.cluster)) for plan in plans]
+        found = [(plan, simulate(plan, self.cluster)) for plan in plans]
+        if not self.world.gradients_are_local:
+            # Gradients that others have summed leave it nothing to scatter: it is MemOpt.
+            plan, times = found[0]
+            found.insert(-1, (replace(plan, strategy="ReduceScatter()"), times))
+        return found
 
     def best(self) -> Plan:
         """That of `Auto`."""

@@ -44,10 +44,15 @@ def recommendation(compared: PlacementComparison) -> str:
     """One sentence: which placement, at what price, and how much room is left."""
     best, room = compared.recommended(), compared.cluster.capacity
     if best is None:
-        least = min(compared.trained, key=lambda one: one.memory.total)
+        exact = (one for one in compared.trained if one.name != "Local()")
+        least = min(exact, key=lambda one: one.memory.total)
+        of_rank = "" if room is None else f" of {bytes_text(room)}"
+        world, workload = compared.world, least.model.workload
+        ways = ["more ranks" if world.sharded else "--layout fsdp"]
+        ways.append("a smaller --batch" if workload.batch > 1 else "a smaller --sample")
         return (
-            f"Nothing fits: the least is {bytes_text(least.memory.total)} on a rank, by "
-            f"{least.name}, so use more ranks, a smaller --batch or --layout fsdp."
+            f"Nothing fits: the least is {bytes_text(least.memory.total)}{of_rank} on a rank, by "
+            f"{least.name}, so use {' or '.join(ways)}."
         )
     plain = best.model.step(Kind.WITHOUT).seconds
     said = (

@@ -41,6 +41,28 @@ class Flows(NamedTuple):
     sent: Numbers
     received: Numbers
 
+    @classmethod
+    def none(cls, ranks: int) -> Flows:
+        """No bytes yet.
+
+        Arguments:
+            ranks: how many there are.
+        """
+        return cls(np.zeros(ranks, np.int64), np.zeros(ranks, np.int64))
+
+    def add(self, call: Collective) -> None:
+        """Add the bytes of a collective, in place.
+
+        Arguments:
+            call: any.
+        """
+        if call.flows is not None:
+            self.sent[:] += call.flows.sent
+            self.received[:] += call.flows.received
+        elif call.groups is not None:
+            for target in self:
+                add(target, call.groups.members, call.around)
+
     @property
     def busiest(self) -> int:
         """Bytes of the rank that sends or receives most."""
@@ -116,15 +138,10 @@ def flows_of(plan: Travel, ops: Iterable[Op]) -> Flows:
         plan: what the ranks do.
         ops: some of the plan's, in its order; all-reduces count nothing here.
     """
-    sent, received = (np.zeros(plan.world_size, np.int64) for _ in range(2))
+    total = Flows.none(plan.world_size)
     for call in collectives_of(plan, ops, fused=True):  # only the sum of buckets counts
-        if call.flows is not None:
-            sent += call.flows.sent
-            received += call.flows.received
-        elif call.groups is not None:
-            for target in (sent, received):
-                add(target, call.groups.members, call.around)
-    return Flows(sent, received)
+        total.add(call)
+    return total
 
 
 class Row(NamedTuple):

@@ -102,7 +102,7 @@ def _buffers(model: StepModel) -> float:
     )
     if plan.world.sharded:
         # Weights of a unit and of the next one, and the gradients of one.
-        return own + 3.0 * max(size for _, size in model.units())
+        return own + 3.0 * max(size for _, size in model.units)
     if plan.world.gradients_are_local:
         return own
     return own + workload.parameters * workload.parameter_bytes

@@ -84,14 +84,16 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
     """
     decompose, precondition = plan.work_of_all(cost)
     none: Costs = np.zeros(plan.world_size)
-    update = none + _seconds(plan, cluster, plan.update, in_flight=True)
+    flows = [Flows.none(plan.world_size) for _ in range(3)]
+    update = none + _seconds(plan, cluster, plan.update, in_flight=True, total=flows[0])
     decomposed = decompose / cluster.decompositions
-    shared = _after(decomposed, plan, cluster, Share)
+    shared = _after(decomposed, plan, cluster, Share, flows[1])
     size = plan.all_reduced()
     reduced = none + (cluster.all_reduce(size, plan.world_size) if size else 0.0)
-    gathered = _after(reduced, plan, cluster, ReduceGradient | Gather)
+    gathered = _after(reduced, plan, cluster, ReduceGradient | Gather, flows[2])
     ready = gathered + precondition / cluster.flops
-    returned = _after(ready, plan, cluster, Return)
+    returned = _after(ready, plan, cluster, Return, flows[2])
+    plan.remember(flows)  # who asks for bytes next need not count them again
     ends = [float(now.max()) for now in (reduced, gathered, ready, returned)]
     refreshed = float(decomposed.max())
     stages = Stages(
@@ -134,12 +136,14 @@ def with_routes(plan: Plan, cluster: Cluster) -> Plan:
     return replace(plan, routes=Routes(**chosen))
 
 
-def _after(start: Costs, plan: Plan, cluster: Cluster, kind: type[Op] | UnionType) -> Costs:
+def _after(
+    start: Costs, plan: Plan, cluster: Cluster, kind: type[Op] | UnionType, total: Flows
+) -> Costs:
     """Seconds by rank until the ops of a kind have travelled, each rank having begun at its own
     ``start``. The first collective is one of all ranks, so it waits for the last of them."""
     clock: Sequence[Op] = plan.refresh if kind is Share else plan.apply
     ops = [op for op in clock if isinstance(op, kind)]
-    calls = _seconds(plan, cluster, ops)
+    calls = _seconds(plan, cluster, ops, total=total)
     return start.max() + calls if calls.any() else start
 
 
@@ -150,18 +154,22 @@ def _seconds(
     routes: Routes | None = None,
     *,
     in_flight: bool = False,
+    total: Flows | None = None,
 ) -> Costs:
     """Seconds by rank of the collectives of some ops. ``in_flight``: they leave during a backward
     pass, and nobody waits for one of them before the next, so that a rank sends for one while it
-    receives for another."""
+    receives for another. Their bytes are added to ``total``."""
     now: Costs = np.zeros(plan.world_size)
     calls = collectives_of(plan, ops, routes or plan.routes)
+    for call in calls if total is not None else ():
+        assert total is not None
+        total.add(call)
     if in_flight:
         exchanges = [call.flows for call in calls if call.flows is not None]
         if exchanges:
-            total = Flows(*(sum(numbers) for numbers in zip(*exchanges, strict=True)))
+            together = Flows(*(sum(numbers) for numbers in zip(*exchanges, strict=True)))
             waits = (len(exchanges) - 1) * cluster.latency
-            now = waits + cluster.exchange(total)
+            now = waits + cluster.exchange(together)
         calls = [call for call in calls if call.groups is not None]
     for call in calls:
         if call.flows is not None:

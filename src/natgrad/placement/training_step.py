@@ -17,6 +17,7 @@ The step of the optimizer itself and reading the data are left out.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from itertools import pairwise
 
 from natgrad.placement.cluster import Cluster
@@ -112,10 +113,20 @@ class StepModel:
         Arguments:
             kind: of step.
         """
+        if kind not in self._steps:
+            self._steps[kind] = self._step(kind)
+        return self._steps[kind]
+
+    @cached_property
+    def _steps(self) -> dict[Kind, TrainingStep]:
+        """Those that have been asked for."""
+        return {}
+
+    def _step(self, kind: Kind) -> TrainingStep:
         updates = kind in (Kind.UPDATE, Kind.REFRESH)
         lanes = _Lanes()
         forward, backward = self._compute(updates)
-        factors = tuple(self._factors()) if updates else ()
+        factors = self._factors if updates else ()
         if self.plan.world.sharded and self.plan.world_size > 1:
             self._sharded(lanes, forward, backward, factors)
         else:
@@ -201,6 +212,7 @@ class StepModel:
         ends = [numel * index // count for index in range(count + 1)]
         return [Arrival(b - a, b / numel) for a, b in pairwise(ends)]
 
+    @cached_property
     def units(self) -> list[tuple[float, int]]:
         """Buckets of gradients in the order of the backward pass: the share of it that is done when
         one is complete, and its bytes."""
@@ -215,30 +227,33 @@ class StepModel:
         return [*found, (share, size)]
 
     def _gradients(self) -> Iterator["_Send"]:
-        for share, size in self.units():
+        for share, size in self.units:
             seconds = self.cluster.all_reduce(size, self.plan.world_size)
             yield _Send("gradients", share, seconds)
 
-    def _factors(self) -> Iterator["_Send"]:
+    @cached_property
+    def _factors(self) -> tuple["_Send", ...]:
         """Buckets of factors. Together they take as long as an update, each its part by bytes."""
         shares = {arrival.block: arrival.share for arrival in self.arrivals}  # the last one counts
         sizes = [
             sum(self.plan.numbers(op) * self.plan.number_bytes(op) for op in ops)
             for ops in self.plan.cut(self.plan.update)
         ]
-        total, done = sum(sizes), 0
+        total, done, found = sum(sizes), 0, []
         for factors, size in zip(self.plan.buckets, sizes, strict=True):
             done += size
             ready = [shares.get(block, done / total) for block, _ in factors]
-            yield _Send("factors", max(ready), self._stages.reduce * size / total, size)
+            seconds = self._stages.reduce * size / total
+            found.append(_Send("factors", max(ready), seconds, size))
+        return tuple(found)
 
     def _sharded(
         self, lanes: "_Lanes", forward: float, backward: float, factors: Sequence["_Send"]
     ) -> None:
         world = self.plan.world_size
-        shares = [0.0, *(share for share, _ in self.units()[:-1]), 1.0]
+        shares = [0.0, *(share for share, _ in self.units[:-1]), 1.0]
         parts = [b - a for a, b in pairwise(shares)]
-        rings = [self.cluster.ring((world - 1) * size // world, world) for _, size in self.units()]
+        rings = [self.cluster.ring((world - 1) * size // world, world) for _, size in self.units]
         begin = 0.0
         for part, ring in reversed(list(zip(parts, rings, strict=True))):
             begin = lanes.unit("forward", part * forward, ring, begin)

@@ -136,7 +136,9 @@ class TestRecommendation:
     def test_nothing_fits(self):
         said = recommendation(compared(cluster=Cluster(capacity=1e6)))
         assert said.startswith("Nothing fits: the least is ")
-        assert said.endswith("so use more ranks, a smaller --batch or --layout fsdp.")
+        assert said.endswith("so use --layout fsdp or a smaller --batch.")
+        said = recommendation(compared(batch=1, cluster=Cluster(capacity=1e6)))
+        assert said.endswith("so use --layout fsdp or a smaller --sample.")
 
 
 class TestErrors:

@@ -200,7 +200,7 @@ def test_gradients_that_come_evenly():
     even = Workload(20_000_000, 1.0, 2.0, 1.0, 1.0)
     model = modelled(MemOpt()(mlp(2), World(2)), even)
     assert [arrival.share for arrival in model.arrivals] == [0.25, 0.5, 0.75, 1.0]
-    assert sum(size for _, size in model.units()) == 80_000_000
+    assert sum(size for _, size in model.units) == 80_000_000
 
 
 class TestErrors:
@@ -267,3 +267,12 @@ def test_sustained_speeds_are_below_the_peaks(name):
         peak = {4: 15.7e12, 8: 989e12}[cluster.node]
         assert 0.05 * peak < cluster.flops < peak
         assert cluster.bandwidth < cluster.node * 50e9
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("layout", [replicated, chunked])
+def test_bytes_are_the_same_whoever_counts_them(strategy, layout):
+    world = World(4, sharded=layout is chunked, bucket_bytes=2000)
+    fresh, priced = (strategy(mlp(4, layout), world) for _ in range(2))
+    simulate(priced, Cluster())
+    assert [priced.sent(rank) for rank in range(4)] == [fresh.sent(rank) for rank in range(4)]

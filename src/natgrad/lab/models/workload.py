@@ -1,10 +1,10 @@
 """What a training step of a model costs, measured without running it.
 
-One forward and one backward pass on the meta device, where tensors have shapes and no numbers:
-products of matrices and convolutions are counted by torch's `FlopCounterMode`, activations are what
-autograd saves, each storage once, without the parameters. Attention is counted as the fused kernels
-do it, which keep no scores: five products in the backward pass for two in the forward pass (Dao et
-al. 2022).
+One forward and one backward pass on the meta device, where tensors have shapes and no numbers.
+Products of matrices and convolutions are counted by the formulas of torch's `FlopCounterMode`,
+which itself also counts by module and takes longer. Activations are what autograd saves, each
+storage once, without the parameters. Attention is counted as the fused kernels do it, which keep no
+scores: five products in the backward pass for two in the forward pass (Dao et al. 2022).
 
 The statistics of a block are ``2 d²`` operations a position for a factor ``[d, d]``; layers with
 one input (query, key and value) add its products once.
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from natgrad.capture.blocks import Block
 from natgrad.errors import SettingError, first_line
@@ -148,13 +149,14 @@ def passes(model: nn.Module, sample: tuple[int, ...]) -> Passes:
 
 
 def _counted(model: nn.Module, trained: Sequence[nn.Parameter], x: Tensor) -> Passes:
-    counter, attention, saved = FlopCounterMode(display=False), _Attention(), _Saved(model)
+    counter = _Counter()  # type: ignore[no-untyped-call]
+    attention, saved = _Attention(), _Saved(model)
     calls: list[Call] = []
     arrivals: list[tuple[nn.Parameter, float]] = []
     held: list[Any] = []  # inputs, so that no address is used again
 
     def operations() -> float:
-        return float(counter.get_total_flops()) + attention.operations
+        return counter.operations + attention.operations
 
     def called(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         out = next(_tensors(output), None)
@@ -236,6 +238,19 @@ class _Saved:
 
     def unpack(self, tensor: Tensor) -> Tensor:
         return tensor
+
+
+class _Counter(TorchDispatchMode):
+    """Operations of all that torch has a formula for."""
+
+    operations = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.operations += formula(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 class _Attention(TorchFunctionMode):
