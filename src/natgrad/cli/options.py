@@ -11,7 +11,7 @@ from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.names import INVERSES, NETWORKS, PLACEMENTS, PlacementRequest
 from natgrad.lab.registry import PATH
-from natgrad.placement import Cluster, CostModel, Flops, Placement, read_cluster
+from natgrad.placement import CLUSTERS, Cluster, CostModel, Flops, Placement, read_cluster
 
 T = TypeVar("T")
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -115,9 +115,25 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def rank_counts(text: str) -> tuple[int, ...]:
+    """'1,4,16' -> (1, 4, 16)"""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise SettingError(
+            f"--sweep-ranks is {text!r} but must be numbers of ranks, at least 1 each: write them "
+            "as in 1,4,16,64."
+        )
+    return counts
+
+
 def cluster(text: str) -> tuple[Cluster, CostModel]:
-    """'1e13,1e10,2e-5' -> Cluster(flops=1e13, bandwidth=1e10, latency=2e-5), Flops(); and the
-    name of a file -> what `natgrad plan --calibrate` has measured and written there."""
+    """'1e13,1e10,2e-5' -> Cluster(flops=1e13, bandwidth=1e10, latency=2e-5), Flops(); one by name;
+    or the name of a file -> what `natgrad plan --calibrate` has measured and written there."""
+    if text in CLUSTERS:
+        return CLUSTERS[text], Flops()
     if text.endswith(".json"):
         found = read_cluster(text)
         return found.cluster, found.cost
@@ -126,8 +142,8 @@ def cluster(text: str) -> tuple[Cluster, CostModel]:
     except ValueError:
         raise SettingError(
             f"--cluster is {text!r} but must be three numbers, operations a second, bytes a second "
-            "and seconds of latency of one rank, or a file that --calibrate wrote: write them as "
-            "in 1e13,1e10,2e-5, or its name with .json at the end."
+            "and seconds of latency of one rank, as in 1e13,1e10,2e-5, or a file that --calibrate "
+            f"wrote, with .json at the end: write these, or name one of {', '.join(CLUSTERS)}."
         ) from None
     return Cluster(flops, bandwidth, latency), Flops()
 

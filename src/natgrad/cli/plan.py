@@ -1,36 +1,33 @@
 """`natgrad plan`: who does what, and what every placement would cost, before anything runs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from natgrad import KFAC, Distributed
-from natgrad.cli import calibration, options, terminal
+from natgrad.cli import calibration, options, plan_files
+from natgrad.cli.placements import PlacementComparison, Trained, spread
+from natgrad.cli.rank_sweep import RankSweep
+from natgrad.cli.step_tables import recommendation, stage_table
 from natgrad.errors import SettingError
+from natgrad.lab.models.by_name import NamedNetwork
+from natgrad.lab.models.planned import PLANNED, configured
+from natgrad.lab.models.workload import Passes, passes
 from natgrad.lab.names import INVERSES
-from natgrad.placement import (
-    Auto,
-    Cluster,
-    CostModel,
-    Flops,
-    Local,
-    Plan,
-    ReduceScatter,
-    Timeline,
-    World,
-    simulate,
-)
-from natgrad.specs import BlockSpec, Piece
-from natgrad.tables import Column, Table, bytes_text, seconds_text
+from natgrad.placement import CLUSTERS, Plan, Workload, simulate
+from natgrad.tables import bytes_text
 
 
 def plan(
-    network: options.SomeNetworkOption = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"{', '.join((*options.SIZED, *PLANNED))}; a config.json of transformers; or a "
+            f"function that builds a model, as {options.PATH}.",
+        ),
+    ] = None,
     ranks: options.SomeRanksOption = None,
     placement: options.PlacementOption = "auto",
     fraction: options.FractionOption = None,
@@ -43,17 +40,30 @@ def plan(
     cluster: Annotated[
         str,
         typer.Option(
-            metavar="NUMBERS",
-            help="Operations and bytes a second of one rank, seconds of latency; or a measured "
-            "FILE.json.",
+            metavar="NAME",
+            help=f"{', '.join(CLUSTERS)}; a measured FILE.json; or three numbers of one rank: "
+            "operations a second, bytes a second, seconds of latency.",
         ),
-    ] = "1e13,1e10,2e-5",
+    ] = "default",
     calibrate: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.json", help="Plan nothing: measure this computer, for --cluster."
         ),
     ] = None,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Samples of a rank in a training step.")
+    ] = 32,
+    sample: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="Shape of one input, of a network of your own."),
+    ] = None,
+    optimizer_bytes: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="That the optimizer keeps for a number: Adam 8, momentum 4."
+        ),
+    ] = 4,
     layout: options.LayoutOption = options.Layout.DDP,
     inverse: options.InverseOption = "eigen",
     update_every: options.UpdateOption = 10,
@@ -67,32 +77,73 @@ def plan(
     draw: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the plan, as .png, .pdf or .svg.")
     ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the lanes of the three kinds of step.")
+    ] = None,
+    sweep_fractions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw memory against seconds over all fractions."),
+    ] = None,
+    sweep_ranks: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Also compare these numbers of ranks."),
+    ] = None,
+    draw_sweep: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what --sweep-ranks compares.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all numbers that are compared.")
+    ] = None,
     short: Annotated[bool, typer.Option("--short", help="Only compare the placements.")] = False,
 ) -> None:
     """Print who keeps, decomposes and preconditions what, and compare the placements.
 
-    Nothing is trained, or even allocated. Seconds are those of a simple model of the machines, in
-    which nothing is hidden behind anything.
+    Nothing is trained, and named networks are not even allocated. Seconds are those of a simple
+    model of the machines: computations at --cluster's speed, every exchange at its bandwidth after
+    its latency. Of K-FAC alone nothing is hidden behind anything; in a training step, the backward
+    pass hides what leaves during it.
 
-    natgrad plan --network resnet50 --ranks 64 --placement hybrid --fraction 1/4
+    natgrad plan --network resnet50 --ranks 64 --cluster v100-112x4 --batch 32
     """
     if calibrate is not None:
         calibration.calibrate(calibrate, ranks)
         return
     network, ranks = options.needed(network, "--network"), options.needed(ranks, "--ranks")
     machines, cost = options.cluster(cluster)
+    machines.check_ranks(ranks)
+    counts = None if sweep_ranks is None else options.rank_counts(sweep_ranks)
+    if draw_sweep is not None and counts is None:
+        raise SettingError(
+            f"--draw-sweep {draw_sweep} draws what --sweep-ranks compares, and there is none: pass "
+            "--sweep-ranks, such as 1,4,16,64."
+        )
     limit = None if memory_limit is None else options.size(memory_limit, "--memory-limit")
     strategy = options.placement(placement, fraction, limit, machines, cost)
+    found = _network(network)
+    model = found.without_weights()
+    shape = found.sample if sample is None else options.shape(sample)
+    # Before hooks are on the model.
+    counted: Passes | None = None if shape is None else passes(model, shape)
     kfac = KFAC(
-        options.network(network).without_weights(),
+        model,
         kl_clip=None,
         inverse=INVERSES[inverse](),
         update_every=update_every,
         refresh_every=refresh_every,
         distributed=Distributed(wire_dtype=wire_dtype.made()),
     )
+    workload: Workload | None = None
+    if counted is not None:
+        workload = counted.workload(
+            kfac.blocks, kfac.plan.blocks, batch=batch, optimizer_bytes=optimizer_bytes
+        )
+    elif drawn := timeline or json or counts:
+        raise SettingError(
+            f"Network {network!r} does not say what its inputs are but --timeline, --sweep-ranks "
+            f"and --json ({drawn}) need them: pass the shape of one, such as --sample 3,32,32."
+        )
     blocks, world = spread(kfac, ranks, layout)
-    compared = PlacementComparison(blocks, world, machines, limit, cost)
+    compared = PlacementComparison(blocks, world, machines, limit, workload, cost)
     what = f"{network} on {ranks} rank{'' if ranks == 1 else 's'}, {layout.value}, {inverse}"
     title = f"Placements of {what}"
     try:
@@ -101,6 +152,11 @@ def plan(
         typer.echo(compared.table(title))
         raise
     typer.echo(compared.table(title, chosen))
+    trained = None if workload is None else _trained(compared, chosen)
+    if trained is not None:
+        typer.echo(f"\n{recommendation(compared)}")
+        if not short:
+            typer.echo(f"\n{stage_table(trained)}")
     if not short:
         typer.echo(f"\n{chosen}")
     if limit is not None and not compared.fits(chosen):
@@ -109,138 +165,35 @@ def plan(
             f"--memory-limit is {bytes_text(limit)}: raise it, or pass --placement auto."
         )
     if draw is not None:
-        save(chosen, draw)
-        typer.echo(f"\nThe plan is drawn in {draw}.")
+        plan_files.save("The plan", "--draw", draw, chosen.draw)
+    if timeline is not None and trained is not None:
+        plan_files.save("The timeline", "--timeline", timeline, plan_files.timeline(trained))
+    if sweep_fractions is not None:
+        picture = plan_files.fractions(compared, what)
+        plan_files.save("Fractions", "--sweep-fractions", sweep_fractions, picture)
+    sweep = None
+    if counts is not None and workload is not None:
+        for count in counts:
+            machines.check_ranks(count)
+        sweep = RankSweep(kfac, layout, machines, workload, placement, strategy, counts, cost)
+        typer.echo(f"\n{sweep.table(f'{network} by number of ranks')}")
+        if draw_sweep is not None:
+            plan_files.save("The sweep", "--draw-sweep", draw_sweep, sweep.picture(network))
+    if json is not None and trained is not None:
+        plan_files.write_json(json, compared, trained, sweep)
 
 
-def spread(kfac: KFAC, ranks: int, layout: options.Layout) -> tuple[tuple[BlockSpec, ...], World]:
-    """The blocks of a model on one process as they would lie on many."""
-    sharded = layout is options.Layout.FSDP
-    found = []
-    for spec, block in zip(kfac.plan.blocks, kfac.blocks, strict=True):
-        rows = [len(parameter) for parameter in block.parameters]
-        pieces = (
-            _sharded(piece, rows[piece.parameter], ranks)
-            if sharded and ranks > 1
-            else replace(piece, holders=range(ranks))
-            for piece in spec.pieces
-        )
-        found.append(replace(spec, pieces=tuple(pieces)))
-    local = layout is options.Layout.PLAIN and ranks > 1
-    world = replace(kfac.plan.world, size=ranks, gradients_are_local=local, sharded=sharded)
-    return tuple(found), world
+def _network(name: str) -> NamedNetwork:
+    if name in PLANNED:
+        return PLANNED[name]
+    return configured(Path(name)) if name.endswith(".json") else options.network(name)
 
 
-def _sharded(piece: Piece, rows: int, ranks: int) -> Piece:
-    """Rank r has the r-th of equal slices of a parameter's rows, the last of which may be short."""
-    chunk = -(-rows // ranks)
-    start, stop = piece.box[0]
-    holders = range(start // chunk, -(-stop // chunk))
-    return replace(piece, holders=holders, chunk=chunk if len(holders) > 1 else None)
-
-
-def save(plan: Plan, path: Path) -> None:
-    try:
-        plan.draw(path)
-    except ModuleNotFoundError as error:
-        raise SettingError(str(error)) from error
-    except (OSError, ValueError) as error:
-        raise SettingError(
-            f"The plan cannot be drawn to --draw {path} ({error}): name a file that ends in .png, "
-            ".pdf or .svg in a folder that exists."
-        ) from error
-
-
-@dataclass(frozen=True)
-class PlacementComparison:
-    """All placements of the same blocks, priced by the simulator."""
-
-    blocks: Sequence[BlockSpec]
-    world: World
-    cluster: Cluster
-    memory_limit: int | None
-    cost: CostModel = field(default_factory=Flops)
-
-    @property
-    def auto(self) -> Auto:
-        return Auto(self.memory_limit, cluster=self.cluster, cost=self.cost)
-
-    @cached_property
-    def priced(self) -> list[tuple[Plan, Timeline]]:
-        """First those that `Auto` chooses from."""
-        strategies = self.auto.candidates(self.world)
-        others = [one(cost=self.cost, cluster=self.cluster) for one in (ReduceScatter, Local)]
-        strategies += [one for one in others if one not in strategies]
-        plans = (
-            strategy(self.blocks, self.world)
-            for strategy in terminal.track(strategies, "Comparing placements")
-        )
-        return [(plan, simulate(plan, self.cluster, self.cost)) for plan in plans]
-
-    def best(self) -> Plan:
-        """That of `Auto`."""
-        return self.auto.best(self.priced[: len(self.auto.candidates(self.world))])
-
-    def named(self) -> list[tuple[str, Plan, Timeline]]:
-        """Those that come to the same are under one name."""
-        found: list[tuple[list[str], Plan, Timeline]] = []
-        for plan, times in self.priced:
-            names = next((names for names, other, _ in found if _ops(plan) == _ops(other)), None)
-            if names is None:
-                names = []
-                found.append((names, plan, times))
-            names += self._names(plan)
-        return [(" = ".join(names), plan, times) for names, plan, times in found]
-
-    def _names(self, plan: Plan) -> list[str]:
-        """The ends of `Hybrid` have names of their own."""
-        ends = {"MemOpt()": Fraction(1, self.world.size), "CommOpt()": Fraction(1)}
-        own = [name for name, share in ends.items() if plan.strategy == f"Hybrid({share})"]
-        return own or [plan.strategy]
-
-    def fits(self, plan: Plan) -> bool:
-        return self.memory_limit is None or plan.most_memory <= self.memory_limit
-
-    def table(self, title: str, chosen: Plan | None = None) -> Table:
-        world = self.world
-        rows = []
-        best = self._best()
-        for name, plan, times in self.named():
-            notes = {
-                "chosen": chosen is not None and _ops(plan) == _ops(chosen),
-                "Auto": best is not None and _ops(plan) == _ops(best),
-                "above the limit": not self.fits(plan),
-            }
-            step = times.step_seconds(world.update_every, world.refresh_every)
-            rows.append(
-                (
-                    name,
-                    seconds_text(step),
-                    seconds_text(max(times.update)),
-                    seconds_text(max(times.refresh)),
-                    seconds_text(max(times.apply)),
-                    bytes_text(plan.average_sent()),
-                    bytes_text(plan.most_memory),
-                    ", ".join(note for note, true in notes.items() if true),
-                )
-            )
-        names = ("average step", "update", "refresh", "apply", "sent a step", "memory")
-        columns = (Column("placement"), *(Column(n, "right") for n in names), Column(""))
-        measured = "" if isinstance(self.cost, Flops) else ", computations as measured by size"
-        footer = (
-            f"updates every {world.update_every} and refreshes every {world.refresh_every} steps, "
-            f"simulated at {self.cluster.flops:g} flop/s, {self.cluster.bandwidth:g} B/s and "
-            f"{self.cluster.latency:g} s{measured}; bytes of the rank with most; K-FAC alone, "
-            f"without what {'else the model' if world.gradients_are_local else 'DDP or FSDP'} does"
-        )
-        return Table(title, columns, tuple(rows), footer)
-
-    def _best(self) -> Plan | None:
-        try:
-            return self.best()
-        except SettingError:  # nothing fits
-            return None
-
-
-def _ops(plan: Plan) -> object:
-    return plan.update, plan.refresh, plan.apply
+def _trained(compared: PlacementComparison, chosen: Plan) -> Trained:
+    """The chosen plan, which may be none of those that are compared."""
+    for one in compared.trained:
+        plan = one.model.plan
+        if (plan.update, plan.refresh, plan.apply) == (chosen.update, chosen.refresh, chosen.apply):
+            return one
+    times = simulate(chosen, compared.cluster, compared.cost)
+    return compared.train(chosen.strategy, chosen, times)

@@ -12,6 +12,10 @@
     link_fit       the links of a `Cluster` from measured collectives
     cluster_files  both as a file
     simulator      seconds and bytes of a plan on a `Cluster`
+    presets        clusters by name
+    workload       what a step costs besides K-FAC
+    training_step  a whole step on two lanes, and the average one
+    rank_memory    all that a rank keeps, and the largest batch that fits
     table, picture what a reader sees
 
 A plan is frozen data, so that the same object can be executed, priced and printed: the bytes that
@@ -47,8 +51,10 @@ from natgrad.placement.ops import (
     TotalGradients,
 )
 from natgrad.placement.plan import Plan
+from natgrad.placement.presets import CLUSTERS
+from natgrad.placement.rank_memory import RankMemory, largest_batch, rank_memory
 from natgrad.placement.routes import Groups, Route, Routes
-from natgrad.placement.simulator import Timeline, simulate
+from natgrad.placement.simulator import Stages, Timeline, simulate
 from natgrad.placement.strategies import (
     Auto,
     CommOpt,
@@ -60,11 +66,15 @@ from natgrad.placement.strategies import (
     ReduceScatter,
     assemble,
 )
+from natgrad.placement.training_step import Kind, Span, StepModel, TrainingStep
+from natgrad.placement.workload import Arrival, Workload
 from natgrad.placement.world import World
 
 __all__ = [
+    "CLUSTERS",
     "Agreement",
     "ApplyOp",
+    "Arrival",
     "Auto",
     "Circumstances",
     "Cluster",
@@ -81,6 +91,7 @@ __all__ = [
     "Groups",
     "Hybrid",
     "Kept",
+    "Kind",
     "Link",
     "Local",
     "MeasuredCluster",
@@ -91,6 +102,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Precondition",
+    "RankMemory",
     "Reduce",
     "ReduceGradient",
     "ReduceScatter",
@@ -101,12 +113,19 @@ __all__ = [
     "SecondsBySize",
     "Sent",
     "Share",
+    "Span",
+    "Stages",
+    "StepModel",
     "Timeline",
     "TotalGradients",
+    "TrainingStep",
     "Work",
+    "Workload",
     "World",
     "assemble",
     "fit_links",
+    "largest_batch",
+    "rank_memory",
     "read_cluster",
     "simulate",
     "write_cluster",

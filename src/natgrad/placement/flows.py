@@ -41,6 +41,28 @@ class Flows(NamedTuple):
     sent: Numbers
     received: Numbers
 
+    @classmethod
+    def none(cls, ranks: int) -> Flows:
+        """No bytes yet.
+
+        Arguments:
+            ranks: how many there are.
+        """
+        return cls(np.zeros(ranks, np.int64), np.zeros(ranks, np.int64))
+
+    def add(self, call: Collective) -> None:
+        """Add the bytes of a collective, in place.
+
+        Arguments:
+            call: any.
+        """
+        if call.flows is not None:
+            self.sent[:] += call.flows.sent
+            self.received[:] += call.flows.received
+        elif call.groups is not None:
+            for target in self:
+                add(target, call.groups.members, call.around)
+
     @property
     def busiest(self) -> int:
         """Bytes of the rank that sends or receives most."""
@@ -64,7 +86,7 @@ class Collective:
 
 
 def collectives_of(
-    plan: Travel, ops: Iterable[Op], routes: Routes | None = None
+    plan: Travel, ops: Iterable[Op], routes: Routes | None = None, *, fused: bool = False
 ) -> list[Collective]:
     """The calls that some ops make, in their order: every bucket of direct ones an all-to-all;
     every bucket of sums a reduce-scatter, and one all-to-all for the finished slices of all; one
@@ -74,10 +96,11 @@ def collectives_of(
         plan: what the ranks do.
         ops: some of the plan's, in its order; all-reduces are none of these.
         routes: other ones than the plan's own.
+        fused: whether all direct ones are one all-to-all instead, however large.
     """
     direct, summed, copied = plan.sorted_by_route(ops, routes)
     found = []
-    for bucket in plan.cut(direct):
+    for bucket in [direct] if fused else plan.cut(direct):
         count = _Count(plan)
         for op in bucket:
             count.direct(op)
@@ -115,15 +138,10 @@ def flows_of(plan: Travel, ops: Iterable[Op]) -> Flows:
         plan: what the ranks do.
         ops: some of the plan's, in its order; all-reduces count nothing here.
     """
-    sent, received = (np.zeros(plan.world_size, np.int64) for _ in range(2))
-    for call in collectives_of(plan, ops):
-        if call.flows is not None:
-            sent += call.flows.sent
-            received += call.flows.received
-        elif call.groups is not None:
-            for target in (sent, received):
-                add(target, call.groups.members, call.around)
-    return Flows(sent, received)
+    total = Flows.none(plan.world_size)
+    for call in collectives_of(plan, ops, fused=True):  # only the sum of buckets counts
+        total.add(call)
+    return total
 
 
 class Row(NamedTuple):
@@ -151,7 +169,7 @@ class _Count:
         for (to, holders), size in self._gathered.items():
             self._gather(to, holders, size)
         for (sources, to), size in self._returned.items():
-            self._return(sources, _numbers(to), size)
+            self._return(sources, to, size)
         for target, amounts in ((self.sent, self._sent), (self.received, self._received)):
             for ranks, size in amounts.items():
                 add(target, ranks, size)
@@ -194,7 +212,7 @@ class _Count:
         holders = _numbers(piece.holders)
         self.sent[places(piece.holders)] += parts * len(to)
         self.receive(to, int(parts.sum()))
-        own = np.isin(holders, _numbers(to), assume_unique=True)
+        own = _common(piece.holders, to)
         for target in (self.sent, self.received):
             target[holders[own]] -= parts[own]
 
@@ -208,7 +226,7 @@ class _Count:
         each = self.plan.world.gradient_bytes
         piece = None if op.piece is None else self.plan.piece(op)
         if piece is not None and piece.chunk is not None:
-            self._return(op.sources, _numbers(op.to), _parts(piece) * each)
+            self._return(op.sources, op.to, _parts(piece) * each)
         elif piece is not None:
             self._later(op.sources, op.to, piece.numel * each)
         self._later(op.sources, self.plan.clipped[op], each)
@@ -217,18 +235,23 @@ class _Count:
         if to:
             self._returned[sources, to] = self._returned.get((sources, to), 0) + size
 
-    def _return(self, sources: Ranks, to: Numbers, size: int | Numbers) -> None:
-        sizes = np.broadcast_to(np.asarray(size, np.int64), to.shape)
+    def _return(self, sources: Ranks, to: Ranks, size: int | Numbers) -> None:
+        sizes = np.broadcast_to(np.asarray(size, np.int64), (len(to),))
         if len(sources) == 1:
-            own = int(sizes[to == sources[0]].sum())
-            self.received[to] += sizes
-            self.received[sources[0]] -= own
-            self.sent[sources[0]] += int(sizes.sum()) - own
+            (source,) = sources
+            own = int(sizes[to.index(source)]) if source in to else 0
+            self.received[places(to)] += sizes
+            self.received[source] -= own
+            self.sent[source] += int(sizes.sum()) - own
             return
-        server = _numbers(sources)[to * len(sources) // self.world]
-        others = server != to
-        np.add.at(self.sent, server[others], sizes[others])
-        self.received[to[others]] += sizes[others]
+        rows = _numbers(to) * len(sources) // self.world
+        server = _numbers(sources)
+        total = np.bincount(rows, sizes, len(sources)).astype(np.int64)  # whole numbers below 2^53
+        self.sent[places(sources)] += total
+        self.received[places(to)] += sizes
+        same = np.flatnonzero(server[rows] == _numbers(to))
+        for target in (self.sent, self.received):
+            target[_numbers(to)[same]] -= sizes[same]
 
     # In even slices.
 
@@ -301,6 +324,15 @@ def places(ranks: Ranks) -> slice | list[int]:
     return slice(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else list(ranks)
 
 
+def _common(one: Ranks, other: Ranks) -> Numbers:
+    """The places in ``one`` of those that are in ``other`` as well."""
+    if isinstance(one, range) and isinstance(other, range) and one and one.step == 1:
+        inside = _numbers(other) - one.start
+        return inside[(inside >= 0) & (inside < len(one))]
+    return np.flatnonzero(np.isin(_numbers(one), _numbers(other), assume_unique=True))
+
+
+@lru_cache(maxsize=1024)
 def _numbers(ranks: Ranks) -> Numbers:
     if isinstance(ranks, range):
         return np.arange(ranks.start, ranks.stop, ranks.step, dtype=np.int64)

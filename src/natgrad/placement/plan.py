@@ -122,6 +122,12 @@ class Plan(Travel):
         return int((factors + inverses).max())
 
     @property
+    def fullest(self) -> Kept:
+        """What the rank keeps that keeps most."""
+        factors, inverses = self._kept
+        return self.memory(int((factors + inverses).argmax()))
+
+    @property
     def mean_memory(self) -> float:
         """Bytes of running averages and of decompositions on an average rank."""
         factors, inverses = self._kept

@@ -6,8 +6,10 @@ all-gather, the slowest of each group. Overlap of communication and computation 
 a real run is faster where there is any.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import UnionType
 
 import numpy as np
 
@@ -16,7 +18,30 @@ from natgrad.placement.cost import CostModel
 from natgrad.placement.flows import Costs, Flows, collectives_of, places
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
 from natgrad.placement.plan import Plan
-from natgrad.placement.routes import KINDS, Route, Routes
+from natgrad.placement.routes import ALL_DIRECT, KINDS, Route, Routes
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds of each stage, from when its slowest rank begins to when its slowest rank is done.
+
+    Arguments:
+        reduce: of an update: the sums of factors travel.
+        decompose: of a refresh: factors are decomposed.
+        share: of a refresh: their parts travel.
+        all_reduce: of every step: local gradients are summed everywhere.
+        gather: of every step: gradients come to the ranks that precondition them.
+        precondition: of every step.
+        give_back: of every step: preconditioned gradients travel.
+    """
+
+    reduce: float
+    decompose: float
+    share: float
+    all_reduce: float
+    gather: float
+    precondition: float
+    give_back: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +53,14 @@ class Timeline:
         refresh: seconds of a refresh of all factors.
         apply: seconds of preconditioning all gradients.
         memory: bytes of factors and inverses that the rank with most keeps.
+        stages: seconds of the stages that these are made of; ``None`` if nobody has looked.
     """
 
     update: Sequence[float]
     refresh: Sequence[float]
     apply: Sequence[float]
     memory: int
+    stages: Stages | None = None
 
     def step_seconds(self, update_every: int, refresh_every: int) -> float:
         """Seconds of an average step, until the slowest rank is done.
@@ -56,16 +83,28 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
         cost: what decompositions and preconditioning cost, in operations; ``None`` is ``Flops()``.
     """
     decompose, precondition = plan.work_of_all(cost)
-    update, refresh, apply = (_Clock(plan, cluster) for _ in range(3))
-    update.send(plan.update, in_flight=True)
-    refresh.now += decompose / cluster.flops
-    refresh.send(op for op in plan.refresh if isinstance(op, Share))
-    apply.all_reduce(plan.all_reduced())
-    apply.send(op for op in plan.apply if isinstance(op, ReduceGradient | Gather))
-    apply.now += precondition / cluster.flops
-    apply.send(op for op in plan.apply if isinstance(op, Return))
-    seconds = [tuple(clock.now.tolist()) for clock in (update, refresh, apply)]
-    return Timeline(seconds[0], seconds[1], seconds[2], plan.most_memory)
+    none: Costs = np.zeros(plan.world_size)
+    flows = [Flows.none(plan.world_size) for _ in range(3)]
+    update = none + _seconds(plan, cluster, plan.update, in_flight=True, total=flows[0])
+    decomposed = decompose / cluster.decompositions
+    shared = _after(decomposed, plan, cluster, Share, flows[1])
+    size = plan.all_reduced()
+    reduced = none + (cluster.all_reduce(size, plan.world_size) if size else 0.0)
+    gathered = _after(reduced, plan, cluster, ReduceGradient | Gather, flows[2])
+    ready = gathered + precondition / cluster.flops
+    returned = _after(ready, plan, cluster, Return, flows[2])
+    plan.remember(flows)  # who asks for bytes next need not count them again
+    ends = [float(now.max()) for now in (reduced, gathered, ready, returned)]
+    refreshed = float(decomposed.max())
+    stages = Stages(
+        float(update.max()),
+        refreshed,
+        float(shared.max()) - refreshed,
+        ends[0],
+        *(end - begin for begin, end in pairwise(ends)),
+    )
+    seconds = [tuple(now.tolist()) for now in (update, shared, returned)]
+    return Timeline(seconds[0], seconds[1], seconds[2], plan.most_memory, stages)
 
 
 def with_routes(plan: Plan, cluster: Cluster) -> Plan:
@@ -82,47 +121,76 @@ def with_routes(plan: Plan, cluster: Cluster) -> Plan:
     chosen = {}
     for kind, name in KINDS.items():
         clock: Sequence[Op] = {Reduce: plan.update, Share: plan.refresh}.get(kind, plan.apply)
-        ops = [op for op in clock if isinstance(op, kind)]
-        seconds = {}
-        if not any(plan.has_two_routes(op) for op in ops):
+        ops = [op for op in clock if isinstance(op, kind) and plan.has_two_routes(op)]
+        if not ops:
             continue
-        for route in Route:
-            timed = _Clock(plan, cluster, Routes(**{name: route}))
-            timed.send(ops, in_flight=kind is Reduce)
-            seconds[route] = float(timed.now.max())
-        chosen[name] = min(Route, key=seconds.__getitem__)
+        flying = kind is Reduce
+        slices = Routes(**{name: Route.BALANCED})
+        balanced = float(_seconds(plan, cluster, ops, slices, in_flight=flying).max())
+        # Where ranks are many the messages alone take longer, and need not be looked at.
+        if _least(plan, cluster, ops, in_flight=flying) > balanced:
+            chosen[name] = Route.BALANCED
+            continue
+        direct = float(_seconds(plan, cluster, ops, ALL_DIRECT, in_flight=flying).max())
+        chosen[name] = Route.DIRECT if direct <= balanced else Route.BALANCED
     return replace(plan, routes=Routes(**chosen))
 
 
-class _Clock:
-    """``now``: seconds by rank."""
+def _after(
+    start: Costs, plan: Plan, cluster: Cluster, kind: type[Op] | UnionType, total: Flows
+) -> Costs:
+    """Seconds by rank until the ops of a kind have travelled, each rank having begun at its own
+    ``start``. The first collective is one of all ranks, so it waits for the last of them."""
+    clock: Sequence[Op] = plan.refresh if kind is Share else plan.apply
+    ops = [op for op in clock if isinstance(op, kind)]
+    calls = _seconds(plan, cluster, ops, total=total)
+    return start.max() + calls if calls.any() else start
 
-    def __init__(self, plan: Plan, cluster: Cluster, routes: Routes | None = None) -> None:
-        self.plan, self.cluster, self.routes = plan, cluster, routes or plan.routes
-        self.now: Costs = np.zeros(plan.world_size)
 
-    def send(self, ops: Iterable[Op], *, in_flight: bool = False) -> None:
-        """``in_flight``: the collectives leave during a backward pass, and nobody waits for one of
-        them before the next, so that a rank sends for one while it receives for another."""
-        calls = collectives_of(self.plan, ops, self.routes)
-        if in_flight:
-            exchanges = [call.flows for call in calls if call.flows is not None]
-            if exchanges:
-                total = Flows(*(sum(numbers) for numbers in zip(*exchanges, strict=True)))
-                waits = (len(exchanges) - 1) * self.cluster.latency
-                self.now = self.now.max() + waits + self.cluster.exchange(total)
-            calls = [call for call in calls if call.groups is not None]
-        for call in calls:
-            if call.flows is not None:
-                self.now = self.now.max() + self.cluster.exchange(call.flows)
-                continue
-            assert call.groups is not None
-            ranks, size = places(call.groups.members), call.groups.size
-            seconds = self.cluster.ring(call.around, size)
-            begin = self.now[ranks].reshape(-1, size).max(1)
-            self.now[ranks] = (begin + seconds).repeat(size)
+def _seconds(
+    plan: Plan,
+    cluster: Cluster,
+    ops: Sequence[Op],
+    routes: Routes | None = None,
+    *,
+    in_flight: bool = False,
+    total: Flows | None = None,
+) -> Costs:
+    """Seconds by rank of the collectives of some ops. ``in_flight``: they leave during a backward
+    pass, and nobody waits for one of them before the next, so that a rank sends for one while it
+    receives for another. Their bytes are added to ``total``."""
+    now: Costs = np.zeros(plan.world_size)
+    calls = collectives_of(plan, ops, routes or plan.routes)
+    for call in calls if total is not None else ():
+        assert total is not None
+        total.add(call)
+    if in_flight:
+        exchanges = [call.flows for call in calls if call.flows is not None]
+        if exchanges:
+            together = Flows(*(sum(numbers) for numbers in zip(*exchanges, strict=True)))
+            waits = (len(exchanges) - 1) * cluster.latency
+            now = waits + cluster.exchange(together)
+        calls = [call for call in calls if call.groups is not None]
+    for call in calls:
+        if call.flows is not None:
+            now = now.max() + cluster.exchange(call.flows)
+            continue
+        assert call.groups is not None
+        ranks, size = places(call.groups.members), call.groups.size
+        seconds = cluster.ring(call.around, size)
+        if size == plan.world_size:
+            now = np.full_like(now, now.max() + seconds)
+            continue
+        begin = now[ranks].reshape(-1, size).max(1)
+        now[ranks] = (begin + seconds).repeat(size)
+    return now
 
-    def all_reduce(self, size: int) -> None:
-        if size:
-            seconds = self.cluster.all_reduce(size, self.plan.world_size)
-            self.now = np.full_like(self.now, self.now.max() + seconds)
+
+def _least(plan: Plan, cluster: Cluster, ops: Sequence[Op], *, in_flight: bool) -> float:
+    """Seconds that ops take at least where each goes directly: messages of all buckets at once."""
+    (call,) = collectives_of(plan, ops, ALL_DIRECT, fused=True)
+    assert call.flows is not None
+    waits = len(plan.cut(ops)) - 1
+    return waits * cluster.wait(plan.world_size, in_flight=in_flight) + float(
+        cluster.exchange(call.flows).max()
+    )

@@ -5,7 +5,7 @@ import pytest
 from natgrad import Auto, CommOpt, Hybrid, Local, MemOpt, ReduceScatter
 from natgrad.cli import options
 from natgrad.errors import SettingError
-from natgrad.placement import Cluster, Flops
+from natgrad.placement import CLUSTERS, Cluster, Flops
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,23 @@ def test_clusters(text):
         options.cluster(text)
     assert str(error.value) == (
         f"--cluster is {text!r} but must be three numbers, operations a second, bytes a second "
-        "and seconds of latency of one rank, or a file that --calibrate wrote: write them as in "
-        "1e13,1e10,2e-5, or its name with .json at the end."
+        "and seconds of latency of one rank, as in 1e13,1e10,2e-5, or a file that --calibrate "
+        f"wrote, with .json at the end: write these, or name one of {', '.join(CLUSTERS)}."
+    )
+
+
+def test_clusters_by_name():
+    assert options.cluster("v100-112x4") == (CLUSTERS["v100-112x4"], Flops())
+
+
+@pytest.mark.parametrize("text", ["", "1,0", "4,x"])
+def test_numbers_of_ranks(text):
+    assert options.rank_counts("1,4, 16") == (1, 4, 16)
+    with pytest.raises(SettingError) as error:
+        options.rank_counts(text)
+    assert str(error.value) == (
+        f"--sweep-ranks is {text!r} but must be numbers of ranks, at least 1 each: write them as "
+        "in 1,4,16,64."
     )
 
 

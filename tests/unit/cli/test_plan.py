@@ -90,7 +90,7 @@ def test_all_placements_are_compared(natgrad):
         notes = ["chosen"] * (name == "Hybrid(1/2)")
         same = plan.strategy.replace("CommOpt()", "Hybrid(1)")
         notes += ["Auto"] * (best.strategy == f"Auto: {same}")
-        assert cells[6:] == ([", ".join(notes)] if notes else [])
+        assert cells[8:] == ([", ".join(notes)] if notes else [])
     # Then the chosen one, in full.
     chosen = Hybrid(0.5)(blocks, world)
     assert f"Plan {chosen.strategy}" in said.out
@@ -117,7 +117,7 @@ def test_every_placement_is_planned_and_priced_once(natgrad, monkeypatch):
             made.append(plan.strategy)
         return simulate(plan, *others)
 
-    for reader in ("cli.plan", "placement.strategies.auto"):
+    for reader in ("cli.plan", "cli.placements", "placement.strategies.auto"):
         monkeypatch.setattr(f"natgrad.{reader}.simulate", counted)
     said = natgrad("plan", "--network", SHARED, "--ranks", "4", "--layout", "plain", "--short")
     assert said.code == 0
@@ -156,7 +156,7 @@ def test_an_average_step_sends_its_share_of_every_clock():
         for sent in (plan.sent(0), plan.sent(1))
     ]
     assert plan.sent(0).agreement.apply > 0
-    assert plan.average_sent() == pytest.approx(max(expected))
+    assert plan.average_sent() == pytest.approx(max(expected), rel=1e-12)
 
 
 def test_the_inverse_is_the_plan_s(natgrad):

@@ -46,7 +46,7 @@ class Auto:
 
         Arguments:
             world: number of ranks, whose divisors are workers of a `Hybrid` (all of them, or those
-                next to powers of two if there are many), and whether gradients are local.
+                next to powers of four if there are many), and whether gradients are local.
         """
         strategies: list[Placement] = [
             Hybrid(workers / world.size, cost=self.cost, cluster=self.cluster)

@@ -110,7 +110,7 @@ def divisors(size: int) -> list[int]:
 
 def some_divisors(size: int, most: int = 12) -> list[int]:
     """Divisors of a number of ranks, in increasing order: all, or, if they are many, those next to
-    powers of two.
+    powers of four. Seconds are so flat around the best one that nothing between them is missed.
 
     Arguments:
         size: the number, at least 1.
@@ -119,7 +119,7 @@ def some_divisors(size: int, most: int = 12) -> list[int]:
     found = divisors(size)
     if len(found) <= most:
         return found
-    powers = [2**k for k in range(size.bit_length())]
+    powers = [4**k for k in range((size.bit_length() + 1) // 2)]
     near = {min(found, key=lambda k: abs(log2(k / power))) for power in powers}
     return sorted({1, *near, size})
 
