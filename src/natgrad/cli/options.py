@@ -46,26 +46,22 @@ RanksOption = Annotated[int, _RANKS]
 SomeRanksOption = Annotated[int | None, _RANKS]
 PlacementOption = Annotated[
     str,
-    typer.Option(
-        metavar="NAME", help=f"Who decomposes and preconditions what: {PLACEMENTS.help()}."
-    ),
+    typer.Option(metavar="NAME", help=f"Who does what: {PLACEMENTS.help()}.", show_default=False),
 ]
 FractionOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="SHARE", help="Of the ranks that precondition a layer, with --placement hybrid."
-    ),
+    typer.Option(metavar="SHARE", help="Of the ranks, with --placement hybrid."),
 ]
 LayoutOption = Annotated[
     Layout,
-    typer.Option(metavar="NAME", help=f"How gradients lie on the ranks: {', '.join(Layout)}."),
+    typer.Option(
+        metavar="NAME", help=f"How gradients lie: {', '.join(Layout)}.", show_default=False
+    ),
 ]
 InverseOption = Annotated[
-    str, typer.Option(metavar="NAME", help=f"How factors are inverted: {INVERSES.help()}.")
+    str, typer.Option(metavar="NAME", help=f"Of factors: {INVERSES.help()}.", show_default=False)
 ]
-UpdateOption = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Steps between updates of factors.")
-]
+UpdateOption = Annotated[int, typer.Option(metavar="N", min=1, help="Steps between updates.")]
 RefreshOption = Annotated[
     int, typer.Option(metavar="N", min=1, help="Steps between decompositions.")
 ]

@@ -14,9 +14,11 @@ from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.models.planned import PLANNED, configured
 from natgrad.lab.models.workload import Passes, passes
-from natgrad.lab.names import INVERSES
+from natgrad.lab.names import INVERSES, NETWORKS
 from natgrad.placement import CLUSTERS, Plan, Workload, simulate
 from natgrad.tables import bytes_text
+
+SOME = ("resnet50", "transformer", "bert-large", "gpt2-xl", "llama-70b")  # an error names all
 
 
 def plan(
@@ -24,8 +26,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join((*options.SIZED, *PLANNED))}; a config.json of transformers; or a "
-            f"function that builds a model, as {options.PATH}.",
+            help=f"Such as {', '.join(SOME)}; a config.json of transformers; or {options.PATH}.",
         ),
     ] = None,
     ranks: options.SomeRanksOption = None,
@@ -33,16 +34,14 @@ def plan(
     fraction: options.FractionOption = None,
     memory_limit: Annotated[
         str | None,
-        typer.Option(
-            metavar="BYTES", help="Most that a rank may keep of factors and inverses, such as 2GiB."
-        ),
+        typer.Option(metavar="BYTES", help="Most that K-FAC may keep on a rank, such as 2GiB."),
     ] = None,
     cluster: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join(CLUSTERS)}; a measured FILE.json; or three numbers of one rank: "
-            "operations a second, bytes a second, seconds of latency.",
+            help=f"{', '.join(CLUSTERS)}; a measured FILE.json; or flop/s,B/s,s of a rank.",
+            show_default=False,
         ),
     ] = "default",
     calibrate: Annotated[
@@ -51,18 +50,14 @@ def plan(
             metavar="FILE.json", help="Plan nothing: measure this computer, for --cluster."
         ),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Samples of a rank in a training step.")
-    ] = 32,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of a rank.")] = 32,
     sample: Annotated[
         str | None,
         typer.Option(metavar="SIZES", help="Shape of one input, of a network of your own."),
     ] = None,
     optimizer_bytes: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, help="That the optimizer keeps for a number: Adam 8, momentum 4."
-        ),
+        typer.Option(metavar="N", min=0, help="Kept for a number: Adam 8, SGD 4."),
     ] = 4,
     layout: options.LayoutOption = options.Layout.DDP,
     inverse: options.InverseOption = "eigen",
@@ -71,7 +66,9 @@ def plan(
     wire_dtype: Annotated[
         options.WireDtype,
         typer.Option(
-            metavar="NAME", help=f"Of factors that travel: {', '.join(options.WireDtype)}."
+            metavar="NAME",
+            help=f"Of factors that travel: {', '.join(options.WireDtype)}.",
+            show_default=False,
         ),
     ] = options.WireDtype.FLOAT32,
     draw: Annotated[
@@ -96,12 +93,10 @@ def plan(
     ] = None,
     short: Annotated[bool, typer.Option("--short", help="Only compare the placements.")] = False,
 ) -> None:
-    """Print who keeps, decomposes and preconditions what, and compare the placements.
+    """Print who does what, and compare the placements.
 
-    Nothing is trained, and named networks are not even allocated. Seconds are those of a simple
-    model of the machines: computations at --cluster's speed, every exchange at its bandwidth after
-    its latency. Of K-FAC alone nothing is hidden behind anything; in a training step, the backward
-    pass hides what leaves during it.
+    Nothing is trained, or even allocated. Seconds are those of a model of the machines, in which
+    the backward pass hides what leaves during it.
 
     natgrad plan --network resnet50 --ranks 64 --cluster v100-112x4 --batch 32
     """
@@ -186,6 +181,12 @@ def plan(
 def _network(name: str) -> NamedNetwork:
     if name in PLANNED:
         return PLANNED[name]
+    known = (*options.SIZED, *PLANNED)
+    if not name.endswith(".json") and ":" not in name and name not in NETWORKS.entries():
+        raise SettingError(
+            f"There is no network {name!r}: name one of {', '.join(known)}, a config.json of "
+            f"transformers, or a function that builds it as {options.PATH}."
+        )
     return configured(Path(name)) if name.endswith(".json") else options.network(name)
 
 
