@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 VISION ?= .venv-vision
-WORKERS ?= 2
+# Ranks wait for each other and commands for disks, so that four keep two cores busy.
+WORKERS ?= 4
 # Of a test with many parameters, make quick runs each SAMPLE-th.
 SAMPLE ?= 16
 BENCHMARKS ?= step_cost correlation quality distributed curvature
