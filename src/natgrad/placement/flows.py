@@ -239,19 +239,20 @@ class _Count:
         sizes = np.broadcast_to(np.asarray(size, np.int64), (len(to),))
         if len(sources) == 1:
             (source,) = sources
-            own = int(sizes[to.index(source)]) if source in to else 0
+            mine = int(sizes[to.index(source)]) if source in to else 0
             self.received[places(to)] += sizes
-            self.received[source] -= own
-            self.sent[source] += int(sizes.sum()) - own
+            self.received[source] -= mine
+            self.sent[source] += int(sizes.sum()) - mine
             return
-        rows = _numbers(to) * len(sources) // self.world
-        server = _numbers(sources)
+        rows = _rows(to, len(sources), self.world)
         total = np.bincount(rows, sizes, len(sources)).astype(np.int64)  # whole numbers below 2^53
         self.sent[places(sources)] += total
         self.received[places(to)] += sizes
-        same = np.flatnonzero(server[rows] == _numbers(to))
+        same = _common(to, sources)  # those that may be their own source
+        ranks = _numbers(to)[same]
+        own = _numbers(sources)[rows[same]] == ranks
         for target in (self.sent, self.received):
-            target[_numbers(to)[same]] -= sizes[same]
+            target[ranks[own]] -= sizes[same[own]]
 
     # In even slices.
 
@@ -322,6 +323,12 @@ def places(ranks: Ranks) -> slice | list[int]:
         ranks: whose numbers are meant.
     """
     return slice(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else list(ranks)
+
+
+@lru_cache(maxsize=256)
+def _rows(to: Ranks, sources: int, world: int) -> Numbers:
+    """Which of some sources serves each rank (`natgrad.specs.server`)."""
+    return _numbers(to) * sources // world
 
 
 def _common(one: Ranks, other: Ranks) -> Numbers:
