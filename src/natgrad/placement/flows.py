@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
+from natgrad.placement.rank_arrays import Numbers, as_array, common, rows_of
 from natgrad.placement.routes import Groups, Routes
 from natgrad.placement.slices import Slices
 from natgrad.specs import Piece, Ranks
@@ -26,7 +27,6 @@ from natgrad.specs import Piece, Ranks
 if TYPE_CHECKING:
     from natgrad.placement.travel import Travel
 
-Numbers = NDArray[np.int64]  # of rank 0, 1, …
 Costs = NDArray[np.float64]
 
 
@@ -209,15 +209,15 @@ class _Count:
                 self._gathered[key] = self._gathered.get(key, 0) + piece.numel * each
             return
         parts = _parts(piece) * each
-        holders = _numbers(piece.holders)
+        holders = as_array(piece.holders)
         self.sent[places(piece.holders)] += parts * len(to)
         self.receive(to, int(parts.sum()))
-        own = _common(piece.holders, to)
+        own = common(piece.holders, to)
         for target in (self.sent, self.received):
             target[holders[own]] -= parts[own]
 
     def _gather(self, to: Ranks, holders: Ranks, size: int) -> None:
-        workers, having = _numbers(to), _numbers(holders)
+        workers, having = as_array(to), as_array(holders)
         workers = workers[~np.isin(workers, having, assume_unique=True)]
         np.add.at(self.sent, having[workers * len(having) // self.world], size)
         self.received[workers] += size
@@ -239,19 +239,20 @@ class _Count:
         sizes = np.broadcast_to(np.asarray(size, np.int64), (len(to),))
         if len(sources) == 1:
             (source,) = sources
-            own = int(sizes[to.index(source)]) if source in to else 0
+            mine = int(sizes[to.index(source)]) if source in to else 0
             self.received[places(to)] += sizes
-            self.received[source] -= own
-            self.sent[source] += int(sizes.sum()) - own
+            self.received[source] -= mine
+            self.sent[source] += int(sizes.sum()) - mine
             return
-        rows = _numbers(to) * len(sources) // self.world
-        server = _numbers(sources)
+        rows = rows_of(to, len(sources), self.world)
         total = np.bincount(rows, sizes, len(sources)).astype(np.int64)  # whole numbers below 2^53
         self.sent[places(sources)] += total
         self.received[places(to)] += sizes
-        same = np.flatnonzero(server[rows] == _numbers(to))
+        same = common(to, sources)  # those that may be their own source
+        ranks = as_array(to)[same]
+        own = as_array(sources)[rows[same]] == ranks
         for target in (self.sent, self.received):
-            target[_numbers(to)[same]] -= sizes[same]
+            target[ranks[own]] -= sizes[same[own]]
 
     # In even slices.
 
@@ -322,21 +323,6 @@ def places(ranks: Ranks) -> slice | list[int]:
         ranks: whose numbers are meant.
     """
     return slice(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else list(ranks)
-
-
-def _common(one: Ranks, other: Ranks) -> Numbers:
-    """The places in ``one`` of those that are in ``other`` as well."""
-    if isinstance(one, range) and isinstance(other, range) and one and one.step == 1:
-        inside = _numbers(other) - one.start
-        return inside[(inside >= 0) & (inside < len(one))]
-    return np.flatnonzero(np.isin(_numbers(one), _numbers(other), assume_unique=True))
-
-
-@lru_cache(maxsize=1024)
-def _numbers(ranks: Ranks) -> Numbers:
-    if isinstance(ranks, range):
-        return np.arange(ranks.start, ranks.stop, ranks.step, dtype=np.int64)
-    return np.array(ranks, dtype=np.int64)
 
 
 def add(target: Numbers | Costs, ranks: Ranks, amount: float) -> None:

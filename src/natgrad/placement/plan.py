@@ -28,6 +28,7 @@ from natgrad.placement.ops import (
     RefreshOp,
     Share,
 )
+from natgrad.placement.rank_arrays import Numbers
 from natgrad.placement.routes import ALL_DIRECT, Route, Routes
 from natgrad.placement.travel import Travel
 from natgrad.placement.world import World
@@ -98,7 +99,7 @@ class Plan(Travel):
         return held
 
     @cached_property
-    def _kept(self) -> tuple[flows.Numbers, flows.Numbers]:
+    def _kept(self) -> tuple[Numbers, Numbers]:
         factors, inverses = (np.zeros(self.world_size, np.int64) for _ in range(2))
         for factor, spec in self.factors.items():
             flows.add(factors, self.keepers[factor], spec.numel * self.world.kept_factor_bytes)
