@@ -15,6 +15,7 @@ from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.models.planned import PLANNED, configured
 from natgrad.lab.models.workload import Passes, passes
 from natgrad.lab.names import INVERSES, NETWORKS
+from natgrad.lab.registry import PATH
 from natgrad.placement import CLUSTERS, Plan, Workload, simulate
 from natgrad.tables import bytes_text
 
@@ -26,7 +27,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Such as {', '.join(SOME)}; a config.json of transformers; or {options.PATH}.",
+            help=f"Such as {', '.join(SOME)}; a config.json of transformers; or {PATH}.",
         ),
     ] = None,
     ranks: options.SomeRanksOption = None,
@@ -185,7 +186,7 @@ def _network(name: str) -> NamedNetwork:
     if not name.endswith(".json") and ":" not in name and name not in NETWORKS.entries():
         raise SettingError(
             f"There is no network {name!r}: name one of {', '.join(known)}, a config.json of "
-            f"transformers, or a function that builds it as {options.PATH}."
+            f"transformers, or a function that builds it as {PATH}."
         )
     return configured(Path(name)) if name.endswith(".json") else options.network(name)
 
