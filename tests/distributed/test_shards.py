@@ -415,7 +415,7 @@ class TestRefused:
 
     def test_other_ways_to_reach_ranks(self, tmp_path):
         class Wire(Communicator):
-            _exchange = _total = _gather = None
+            _exchange = _total = _gather = _all_gather = _split = None
 
         with pytest.raises(natgrad.errors.SettingError) as error:
             checkpoints.write(Wire(0, 2), tmp_path / "last", {})

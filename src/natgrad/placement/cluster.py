@@ -7,7 +7,6 @@ With a latency α until the first byte, an overhead o for every further message,
     all-to-all         α + o (messages - 1) + the more of bytes that leave a node / β between,
                            and of a rank's bytes that stay / β inside
     even slices of n   α log2 W + n (W - 1) / W / the lesser β on the way
-    two levels         inside n (d - 1) / d,  between n (N - 1) / (N d) for each of d ranks
 
 The first is as slow as its busiest rank, the others cost every rank the same.
 """

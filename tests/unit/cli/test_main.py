@@ -22,7 +22,7 @@ def test_help_names_the_commands(natgrad):
     said = natgrad("--help")
     assert said.code == 0
     assert {"plan", "bench"} <= set(said.out.split())
-    assert "Print who keeps, decomposes and preconditions what" in said.out
+    assert "Print who does what, and compare the placements" in said.out
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_network_that_needs_data(natgrad):
 def test_errors_of_natgrad_are_one_sentence(natgrad):
     said = natgrad("plan", "--network", "nothing", "--ranks", "2")
     assert said.code == 2
-    assert said.err.startswith("natgrad: There is no network 'nothing': name one of convnet, mlp,")
+    assert said.err.startswith("natgrad: There is no network 'nothing': name one of mlp, resnet8,")
     assert said.err.count("\n") == 1
 
 
