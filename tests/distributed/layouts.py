@@ -86,9 +86,12 @@ def loss(case: Case, model: nn.Module, kfac: KFAC, x: Tensor, y: Tensor) -> Tens
     return F.cross_entropy(out, y, reduction=case.reduction)
 
 
-def train_each(case: Case, placements: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Once with each."""
-    return {name: train(replace(case, placement=one)) for name, one in placements.items()}
+def train_all(cases: list[Case], placements: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    """Each once with each placement, by its name."""
+    return [
+        {name: train(replace(case, placement=one)) for name, one in placements.items()}
+        for case in cases
+    ]
 
 
 def train(case: Case) -> dict[str, Any]:
