@@ -17,13 +17,16 @@ from natgrad.comm import Communicator, connect
 from natgrad.comm.agreement import AllRanksAgree
 from natgrad.comm.layouts import check_layout, first_tensor_parallel_rank, last_backward
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
+from natgrad.damping import Relative
 from natgrad.errors import CaptureError, SettingError
+from natgrad.geometry import Euclidean, Geometry
 from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.low_rank import LowRankGradients
+from natgrad.kfac.motion import Motion
 from natgrad.kfac.observation import Observation
 from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks import agreement
@@ -37,8 +40,10 @@ from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
 from natgrad.kfac.step import StatisticsScale, Step
 from natgrad.kfac.update import Update
+from natgrad.lengths import Length, Rms
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
+from natgrad.structures import Identity
 
 
 class KFAC(Inspection, Saving):
@@ -51,7 +56,8 @@ class KFAC(Inspection, Saving):
         model: the network, plain or wrapped by DDP, FSDP2 or tensor parallelism.
         optimizer: whose ``step()`` follows; the KL clip reads its learning rate.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
-            number, a function of the step, or ``LevenbergMarquardt()``, which adapts it.
+            number, a function of the step, ``Relative()`` to the curvature itself, or
+            ``LevenbergMarquardt()``, which adapts it.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
         kl_clip: bound on how far a step may move the predictions; a number, a function of the step,
@@ -65,6 +71,13 @@ class KFAC(Inspection, Saving):
         norm_damping: the damping of norm layers is multiplied by this number, or by this function
             of the step.
         inverse: how factors are inverted, ``Eigen()`` or ``Cholesky()``; the first if it is None.
+        geometry: what is steepest in coordinates of the curvature: ``Euclidean()`` is the natural
+            gradient, ``Spectral()`` its polar factor.
+        length: of each layer's step, ``Rms()`` or ``OutputChange()``, so that the learning rate is
+            the length; None leaves it to the KL clip, and is ``Rms()`` where a geometry has no
+            length of its own.
+        momentum: weight of the past in a running mean of gradients that steps follow, for an
+            optimizer that has none; a number or a function of the step.
         include: patterns of module names, or modules, that are preconditioned; None for all.
         exclude: patterns of module names, or modules, that keep their plain gradients.
         loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
@@ -78,7 +91,7 @@ class KFAC(Inspection, Saving):
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        damping: float | Schedule | LevenbergMarquardt = 0.01,
+        damping: float | Relative | Schedule | LevenbergMarquardt = 0.01,
         factor_decay: float | Schedule = 0.95,
         kl_clip: float | Schedule | None = 1e-3,
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
@@ -87,6 +100,9 @@ class KFAC(Inspection, Saving):
         structure: StructureOf = None,
         norm_damping: float | Schedule = 1.0,
         inverse: Inverse | None = None,
+        geometry: Geometry = Euclidean(),  # noqa: B008 (frozen)
+        length: Length | None = None,
+        momentum: float | Schedule = 0.0,
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
         loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
@@ -97,14 +113,24 @@ class KFAC(Inspection, Saving):
         self.comm: Communicator = connect(arguments.group_of(distributed))
         self.steps = 0
         with AllRanksAgree(self.comm) as agreed:
-            arguments.check_model(model, optimizer, kl_clip)
+            arguments.check_model(model, optimizer, None if length else kl_clip)
             arguments.check_choices(curvature, structure, inverse)
+            arguments.check_motion(geometry, length, inverse or Eigen())
             arguments.check_groups(loss, distributed)
             arguments.check_tensors(factor_dtype, scaler, optimizer)
             check_layout(model, self.comm.ranks)
             self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
             self.curvature = curvature or EmpiricalFisher()
-            self.settings = KFACSettings(damping, factor_decay, kl_clip, norm_damping, loss)
+            self.settings = KFACSettings(
+                damping, factor_decay, kl_clip, norm_damping, momentum, loss
+            )
+            motion = Motion(
+                geometry,
+                Rms() if length is None and not geometry.is_linear else length,
+                has_momentum=callable(momentum) or momentum > 0,
+            )
+            if structure is None and not motion.uses_curvature:
+                structure = Identity()
             self.update_clocks = Clocks(update_every, "update_every", drift=False)
             self.refresh_clocks = Clocks(refresh_every, "refresh_every", drift=True)
             clocks = (self.update_clocks, self.refresh_clocks)
@@ -118,6 +144,7 @@ class KFAC(Inspection, Saving):
                 arguments.regions(loss, self.curvature),
             )
             self.blocks, self.uncovered = discover(self.model, choice)
+            motion.check(self.blocks)
             agreed.compared = agreement.settings_to_compare(
                 self.model,
                 self.blocks,
@@ -125,9 +152,10 @@ class KFAC(Inspection, Saving):
                 clocks,
                 self.curvature,
                 distributed.wire_dtype,
+                motion,
             )
         world = world_of(model, self.comm, *clocks)
-        self.team = Team(self.comm, self.blocks, world, distributed)
+        self.team = Team(self.comm, self.blocks, world, distributed, motion)
         self.watch = Stopwatch()
         self.statistics = Statistics(self.watch)
         self.capture = Capture(
@@ -155,7 +183,7 @@ class KFAC(Inspection, Saving):
         self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)
         # Hooks on every step would be traced into compiled code; other ranks have other batches.
-        pays = self.team.alone and not self.compiled.found
+        pays = self.team.alone and not self.compiled.found and motion.is_plain
         self.low_rank = LowRankGradients(self.blocks, enabled=pays)
         self.gradients = Gradients(self.team, self.model.parameters())
         self.prediction = QuadraticModel(self.team, self.model)

@@ -36,7 +36,7 @@ OWN = {
     "low-rank": {"inverse": LowRank(3)},
     "inputs": {"structure": InputsOnly()},
     "inputs, low-rank": {"structure": InputsOnly(), "inverse": LowRank(3)},
-    "root": {"inverse": natgrad.Eigen(power=0.5)},
+    "root": {"geometry": natgrad.geometry.Euclidean(power=0.5)},
 }
 
 

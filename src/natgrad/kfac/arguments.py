@@ -12,8 +12,10 @@ from torch.amp import GradScaler
 
 from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
+from natgrad.geometry import Geometry
 from natgrad.inverses import Inverse
 from natgrad.kfac.ranks.distributed import Distributed, Group
+from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.structures import Structure
 
@@ -53,6 +55,20 @@ def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
             f"structure is {structure!r} but must be a structure or a function of a layer: pass an "
             "object such as natgrad.Kronecker()."
         )
+
+
+def check_motion(geometry: Any, length: Any, inverse: Inverse) -> None:
+    if not isinstance(geometry, Geometry):
+        raise SettingError(
+            f"geometry is {geometry!r} but must be a geometry: pass an object such as "
+            "natgrad.Spectral() or natgrad.Euclidean()."
+        )
+    if length is not None and not isinstance(length, Length):
+        raise SettingError(
+            f"length is {length!r} but must be a length or None: pass natgrad.Rms() or "
+            "natgrad.OutputChange(), or leave it out for the KL clip."
+        )
+    geometry.check(inverse)
 
 
 def group_of(distributed: Any) -> Group:

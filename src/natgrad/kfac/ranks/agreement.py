@@ -14,6 +14,7 @@ from torch import nn
 from natgrad.capture.blocks import Block
 from natgrad.curvature.fisher import Fisher
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.motion import Motion
 from natgrad.kfac.settings import KFACSettings
 
 
@@ -24,6 +25,7 @@ def settings_to_compare(
     clocks: tuple[Clocks, ...],
     curvature: Fisher,
     wire_dtype: torch.dtype | None,
+    motion: Motion,
 ) -> dict[str, str]:
     """Everything that must be the same, by what a user calls it."""
     given = (field.name for field in fields(settings) if field.name != "adapted")
@@ -32,6 +34,7 @@ def settings_to_compare(
         a, g = (text(each.clocks[key].interval) for key in ("A", "G"))
         found[each.name] = a if a == g else f"A: {a}, G: {g}"
     found["curvature"], found["wire_dtype"] = text(curvature), text(wire_dtype)
+    found["geometry"], found["length"] = text(motion.geometry), text(motion.length)
     for block in blocks:
         groups, rows, cols = block.shape
         size = f"{groups} x {rows} x {cols}" if groups > 1 else f"{rows} x {cols}"

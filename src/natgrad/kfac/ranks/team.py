@@ -22,6 +22,7 @@ from natgrad.comm.agreement import AllRanksAgree
 from natgrad.comm.base import SUMMED_AS, Communicator
 from natgrad.comm.layouts import gradients_are_local, is_sharded
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.motion import Motion
 from natgrad.kfac.ranks.block_specs import boxes_of, spec_of
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers.base import real
@@ -41,7 +42,9 @@ class Team:
         blocks: list[Block],
         world: World,
         distributed: Distributed,
+        motion: Motion,
     ) -> None:
+        self.motion = motion
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.packed, self.bucket_bytes = distributed.packed, distributed.bucket_bytes
         self.dtype = _promoted(block.wide_dtype for block in blocks)  # of decompositions
