@@ -134,7 +134,7 @@ class NaturalMuon(Optimizer):
     _step_supports_amp_scaling = True
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step along the gradients that are there.
 
         Arguments:
@@ -175,8 +175,9 @@ class NaturalMuon(Optimizer):
         states = [self.state[p] for p in parameters]
         adamw(
             list(parameters),
-            [p.grad for p in parameters],  # type: ignore[misc]
-            *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")),
+            [p.grad for p in parameters if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             max_exp_avg_sqs=[],
             state_steps=[state["step"] for state in states],
             amsgrad=False,

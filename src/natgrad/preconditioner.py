@@ -6,10 +6,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from natgrad.capture.discovery import Choice, Pattern, StructureOf, discover
-from natgrad.capture.hooks import Capture
+from natgrad.capture.hooks import Capture, Pass
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.capture.wrappers import Compiled, no_autocast, unscale, unwrapped
@@ -65,7 +66,7 @@ class KFAC(Inspection, Saving):
         update_every: steps between two measurements of the curvature; an int, a function of the
             step, or one for each factor, ``{"A": ..., "G": ...}``.
         refresh_every: steps between two decompositions; as ``update_every``, or ``Drift()``.
-        curvature: which Fisher; ``EmpiricalFisher()`` if it is None. Others need ``observe()``.
+        curvature: which Fisher; ``EmpiricalFisher()`` if it is None.
         structure: what is kept of a layer's block, or a function from a layer to that; if it is
             None, ``UnitWise()`` for norm layers and ``Kronecker()`` for all others.
         norm_damping: the damping of norm layers is multiplied by this number, or by this function
@@ -167,6 +168,8 @@ class KFAC(Inspection, Saving):
         )
         sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
+        if self.curvature.observes:
+            self.capture.on_output = self._observe_prediction
         self.reducer = Reducer(self.team)
         self.scale = StatisticsScale(
             self.settings, self.capture, scaler, observed=self.curvature.observes
@@ -260,10 +263,17 @@ class KFAC(Inspection, Saving):
                 self._warned.add(problem)
                 warnings.warn(problem, stacklevel=4)  # step() is wrapped by no_grad()
 
+    def _observe_prediction(self, this: Pass, start: GradientEdge, output: Tensor) -> None:
+        """As the backward pass reaches what the model has predicted, if nobody has observed it."""
+        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+        self.observation.send_back(this, start, output, None, scale)
+
     def observe(self, output: Tensor, targets: Tensor | None = None) -> None:
         """Show the model's output, before ``loss.backward()``, to a Fisher that is not empirical.
 
-        Free on steps that update nothing.
+        Needed only where K-FAC cannot see it for itself: where it is not what the model returns
+        (itself, its ``logits``, or the first tensor of a tuple or mapping), where some positions
+        are ignored, or in compiled models. Free on steps that update nothing.
 
         Arguments:
             output: what the model has returned, with its graph.

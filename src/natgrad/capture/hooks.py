@@ -104,6 +104,10 @@ class Capture:
         self.uses: list[Use] = [(block, layer) for block in blocks for layer in block.layers]
         self.current: Pass | None = None
         self.passes: list[Pass] = []
+        # Where the backward pass of each output begins, and what is done as it does. Nothing that
+        # the graph itself holds may hold its edges: it would never be freed.
+        self.outputs: dict[Pass, tuple[GradientEdge, Tensor]] = {}
+        self.on_output: Callable[[Pass, GradientEdge, Tensor], None] | None = None
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_handles: list[RemovableHandle] = []
         self._root_handles: list[RemovableHandle] = []
@@ -161,6 +165,7 @@ class Capture:
     def forget(self) -> None:
         """Forget everything seen since the last step."""
         self.current, self.passes, self.skipped = None, [], False
+        self.outputs.clear()
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
@@ -177,6 +182,9 @@ class Capture:
         this = self.current
         if this is None or not torch.is_grad_enabled():
             return
+        if self.taping and this.tape and (main := prediction(out)) is not None:
+            self.outputs[this] = get_gradient_edge(main), main.detach()
+            main.register_hook(_PredictionHook(self, this))
         for tensor in tensors_of(out):
             if tensor.requires_grad:
                 tensor.register_hook(_OutputHook(self, this))
@@ -283,6 +291,33 @@ class _OutputHook:
         if not torch.is_grad_enabled():
             self.capture.mark_returned(self.this)
             self.capture.current = self.this  # what is recomputed from here on belongs to it
+
+
+class _PredictionHook:
+    """The hook on what the model predicts, before the backward pass goes on into the model."""
+
+    def __init__(self, capture: Capture, this: Pass) -> None:
+        self.capture, self.this = capture, this
+
+    def __call__(self, g: Tensor) -> None:
+        if torch.is_grad_enabled() or self.capture.on_output is None:
+            return
+        found = self.capture.outputs.pop(self.this, None)  # only the first time
+        if found is not None and self.this.tape:
+            self.capture.on_output(self.this, *found)
+
+
+def prediction(out: Any) -> Tensor | None:
+    """What the loss is computed from: the output itself, its ``logits``, or its first tensor that
+    has a gradient.
+
+    Arguments:
+        out: what a model has returned.
+    """
+    if isinstance(out, Mapping) and "logits" in out:
+        out = out["logits"]
+    found = tensors_of(getattr(out, "logits", out))
+    return next((t for t in found if t.requires_grad and t.ndim), None)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
