@@ -114,14 +114,9 @@ class KFAC(Inspection, Saving):
         self.comm: Communicator = connect(arguments.group_of(distributed))
         self.steps = 0
         with AllRanksAgree(self.comm) as agreed:
-            arguments.check_model(model, optimizer, None if length else kl_clip)
             arguments.check_choices(curvature, structure, inverse)
-            arguments.check_motion(geometry, length, inverse or Eigen())
             arguments.check_groups(loss, distributed)
-            arguments.check_tensors(factor_dtype, scaler, optimizer)
-            check_layout(model, self.comm.ranks)
-            self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
-            self.curvature = curvature or EmpiricalFisher()
+            arguments.check_motion(geometry, length, inverse or Eigen())
             self.settings = KFACSettings(
                 damping, factor_decay, kl_clip, norm_damping, momentum, loss
             )
@@ -130,6 +125,11 @@ class KFAC(Inspection, Saving):
                 Rms() if length is None and not geometry.is_linear else length,
                 has_momentum=callable(momentum) or momentum > 0,
             )
+            arguments.check_model(model, optimizer, None if motion.length else kl_clip)
+            arguments.check_tensors(factor_dtype, scaler, optimizer)
+            check_layout(model, self.comm.ranks)
+            self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
+            self.curvature = curvature or EmpiricalFisher()
             if structure is None and not motion.uses_curvature:
                 structure = Identity()
             self.update_clocks = Clocks(update_every, "update_every", drift=False)

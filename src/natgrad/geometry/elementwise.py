@@ -47,7 +47,7 @@ class Elementwise(Geometry):
 
     def observe(self, block: Decomposed, gradient: Tensor, fits: Tensor, kept: Kept) -> None:
         second, weight = kept["second"], kept["second_weight"]
-        gain = torch.where(fits, 1 - self.decay, 0.0).to(weight)
+        gain = fits.to(weight.dtype) * (1 - self.decay)
         squares = block.rotate(gradient).square_()
         second.lerp_(squares, gain.view(-1, 1, 1).expand_as(second))
         weight.lerp_(torch.ones_like(weight), gain)

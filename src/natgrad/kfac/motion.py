@@ -104,7 +104,7 @@ class Mover:
         self.motion.geometry.observe(block, clean.flatten(0, 1), each, kept)
         if self.motion.has_momentum:
             momentum, weight = self.kept["momentum"], self.kept["weight"]
-            gain = torch.where(fits, 1 - beta, 0.0).to(raw)
+            gain = fits.to(raw.dtype) * (1 - beta)
             if clean is raw:
                 momentum.lerp_(clean, 1 - beta)
             else:

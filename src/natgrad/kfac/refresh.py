@@ -44,7 +44,9 @@ class Refresh:
         # A layer that shares its input with another comes after that one.
         self.blocks = list(team.blocks.values())
         # The dimension of the largest factor, and each factor's clock.
-        self.largest = {b: max(form.dim for form in b.forms.values()) for b in self.blocks}
+        self.largest = {
+            b: max((form.dim for form in b.forms.values()), default=0) for b in self.blocks
+        }
         self._shares = [op for op in team.plan.refresh if isinstance(op, Share)]
         self._copying = Copying(team, self._shares, team.inverse_wire, "inverses")
         self.keys = {b: {name: clocks.key(name) for name in b.decomposes} for b in self.blocks}
