@@ -28,6 +28,7 @@ SUMMED_AS = {
 _BITS, _DROPPED = 21, 11
 _MASK = (1 << _BITS) - 1
 _NAN = 0x7FC00000 >> _DROPPED
+_CACHED = 1 << 17
 
 
 class Wire(ABC):
@@ -130,21 +131,27 @@ class Float21(Wire):
         return torch.float32
 
     def encode(self, numbers: Tensor) -> Tensor:
-        n = numbers.shape[-1]
-        short = F.pad(_shortened(numbers), (0, -n % 3)).unflatten(-1, (self.words(n), 3))
-        words: Tensor = short[..., 0].long()
-        words |= short[..., 1].long() << _BITS
-        return words.bitwise_or_(short[..., 2].long() << 2 * _BITS)
+        size, device = self.words(numbers.shape[-1]), numbers.device
+        words = torch.empty(*numbers.shape[:-1], size, dtype=self.dtype, device=device)
+        # On a CPU the temporaries of a piece stay in the cache, which is twice as fast.
+        piece = _CACHED if device.type == "cpu" else max(1, size)
+        for start in range(0, size, piece):
+            some = numbers[..., 3 * start : 3 * (start + piece)]
+            words[..., start : start + piece] = _packed(some)
+        return words
 
     def decode(self, words: Tensor, numbers: int) -> Tensor:
         bits = torch.empty(*words.shape, 3, dtype=torch.int32, device=words.device)
         for place in range(3):
-            bits[..., place] = (words >> place * _BITS) & _MASK
-        found: Tensor = _lengthened(bits).flatten(-2)[..., :numbers]
+            # The lower 32 bits of what is left of a word, of which all but 21 are shifted out.
+            bits[..., place] = words >> place * _BITS
+        bits <<= _DROPPED
+        found: Tensor = bits.view(torch.float32).flatten(-2)[..., :numbers]
         return found
 
     def rounded(self, numbers: Tensor) -> Tensor:
-        return _lengthened(_shortened(numbers)).to(numbers.dtype)
+        bits = _shortened(numbers).bitwise_left_shift_(_DROPPED)
+        return bits.view(torch.float32).to(numbers.dtype)
 
     def __repr__(self) -> str:
         return "natgrad.comm.float21"
@@ -158,13 +165,19 @@ def _shortened(numbers: Tensor) -> Tensor:
     single = numbers.float()
     bits = single.view(torch.int32)
     half = (1 << _DROPPED - 1) - 1
-    even = (bits >> _DROPPED) & 1
-    short = ((bits + half + even) >> _DROPPED) & _MASK
+    odd = (bits >> _DROPPED).bitwise_and_(1)
+    short = odd.add_(bits).add_(half).bitwise_right_shift_(_DROPPED).bitwise_and_(_MASK)
     return short.masked_fill_(single.isnan(), _NAN)
 
 
-def _lengthened(short: Tensor) -> Tensor:
-    return (short << _DROPPED).view(torch.float32)
+def _packed(numbers: Tensor) -> Tensor:
+    """``[..., n]`` -> ``[..., ceil(n / 3)]``."""
+    n = numbers.shape[-1]
+    short = F.pad(_shortened(numbers), (0, -n % 3)).unflatten(-1, (-(-n // 3), 3))
+    words: Tensor = short[..., 2].long()
+    for place in (1, 0):
+        words.bitwise_left_shift_(_BITS).bitwise_or_(short[..., place])
+    return words
 
 
 float21 = Float21()

@@ -20,7 +20,7 @@ from torch import Tensor
 # Compute capability from which on there are tensor cores for it.
 _TENSOR_CORES = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
 # Rows whose sum is rounded at once.
-_ROWS = 128
+_ROWS = 256
 
 
 def taken(dtype: torch.dtype, device: torch.device, wanted: bool | None) -> bool:

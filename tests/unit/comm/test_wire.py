@@ -58,7 +58,7 @@ def test_numbers_of_21_bits_are_the_nearest():
 
 
 def test_every_pattern_of_21_bits_stays():
-    """All of them are float32 numbers without their last 11 bits."""
+    """All of them are float32 numbers without their last 11 bits; they are several pieces."""
     bits = torch.arange(2**21, dtype=torch.int32) << 11
     same(both_ways(bits.view(torch.float32)), bits.view(torch.float32))
 
