@@ -85,6 +85,9 @@ class KFAC(Inspection, Saving):
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+        half_products: whether activations and gradients of 16 bits, as under autocast, are
+            multiplied as they are, with sums in float32; if it is None, on GPUs with tensor cores.
+            True has bfloat16 multiplied so on CPUs as well, where sums of a few rows are rounded.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class KFAC(Inspection, Saving):
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,
+        half_products: bool | None = None,
     ) -> None:
         self.comm: Communicator = connect(arguments.group_of(distributed))
         self.steps = 0
@@ -126,7 +130,7 @@ class KFAC(Inspection, Saving):
                 has_momentum=callable(momentum) or momentum > 0,
             )
             arguments.check_model(model, optimizer, None if motion.length else kl_clip)
-            arguments.check_tensors(factor_dtype, scaler, optimizer)
+            arguments.check_tensors(factor_dtype, half_products, scaler, optimizer)
             check_layout(model, self.comm.ranks)
             self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
             self.curvature = curvature or EmpiricalFisher()
@@ -143,6 +147,7 @@ class KFAC(Inspection, Saving):
                 factor_dtype,
                 loss.batch_axis,
                 arguments.regions(loss, self.curvature),
+                half_products,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)

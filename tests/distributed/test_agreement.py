@@ -151,6 +151,21 @@ class TestDifferentSettings:
                 "wire_dtype: torch.bfloat16 on rank 0, None on rank 1",
             ),
             (
+                {"wire_dtype": torch.bfloat16},
+                {"wire_dtype": natgrad.comm.float21},
+                "wire_dtype: torch.bfloat16 on rank 0, natgrad.comm.float21 on rank 1",
+            ),
+            (
+                {"inverse_dtype": natgrad.comm.float21},
+                {},
+                "inverse_dtype: natgrad.comm.float21 on rank 0, torch.float32 on rank 1",
+            ),
+            (
+                {"gradient_dtype": natgrad.comm.float21},
+                {"gradient_dtype": torch.bfloat16},
+                "gradient_dtype: natgrad.comm.float21 on rank 0, torch.bfloat16 on rank 1",
+            ),
+            (
                 {"reduction": "sum"},
                 {},
                 "loss: SumLoss(terms_per_sample=1, batch_axis=0) on rank 0, "

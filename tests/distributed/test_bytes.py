@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import natgrad
 from distributed.training import NETWORKS, Run, backward, network, wrapped
+from natgrad.comm import float21
 from natgrad.placement import Return, Route, World
 from natgrad.tables import bytes_text
 
@@ -100,6 +101,10 @@ def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
     for key in ("mem", "comm", "scatter"):
         for route in Route:
             choices[f"{key}, {route.value}, short"] = {**choices[key], **short, "route": route}
+    short = dict.fromkeys(("wire_dtype", "inverse_dtype", "gradient_dtype"), float21)
+    for key in ("mem", "comm", "scatter"):
+        for route in Route:
+            choices[f"{key}, {route.value}, 21 bits"] = {**choices[key], **short, "route": route}
     choices["not all layers"] = {"exclude": SPARED[name]}
     choices["Cholesky"] = {"inverse": natgrad.Cholesky(), "placement": natgrad.MemOpt()}
     choices["float16"] = {"wire_dtype": torch.float16}
@@ -231,6 +236,15 @@ def test_sixteen_bits_halve_the_bytes_of_factors(world):
         assert full == 2 * single
         assert halves == [single / 2] * 2
         assert len({one["sent"][ALL]["inverses"] for one in found}) == 1  # which are not statistics
+
+
+def test_21_bits_are_two_thirds_of_the_bytes(world):
+    """And at most a word more for every message, of which there is one a factor and rank."""
+    choices = [{"wire_dtype": dtype} for dtype in (torch.float32, float21)]
+    for found in world.run(measure, "cnn", "ddp", choices, ranks=2):
+        single, short = (one["sent"][ALL].get("factors", 0) for one in found)
+        factors = len(found[0]["plan"].factors)
+        assert 2 / 3 * single <= short <= 2 / 3 * single + 8 * factors
 
 
 @pytest.mark.parametrize(("dtype_bytes", "most"), [(2, 0.2), (4, 0.4)])

@@ -45,10 +45,13 @@ class Block:
         inverse: Inverse,
         factor_dtype: torch.dtype | None,
         region_terms: float | None = None,
+        half_products: bool | None = None,
     ) -> None:
         self.name, self.layers, self.structure, self.inverse = name, layers, structure, inverse
         self.factors = structure.factors(layers)
         self.forms: dict[str, Form] = {n: f.form for n, f in self.factors.items()}
+        for form in self.forms.values():
+            form.half_products = half_products
         sample = self.parameters[0]
         self.device = sample.device
         self.dtype = factor_dtype or real(sample.dtype)

@@ -102,12 +102,17 @@ def regions(loss: MeanLoss | SumLoss, curvature: Fisher) -> dict[str, float]:
     return {name: float(terms) / loss.terms_per_sample for name, terms in (given or {}).items()}
 
 
-def check_tensors(factor_dtype: Any, scaler: Any, optimizer: Any) -> None:
+def check_tensors(factor_dtype: Any, half_products: Any, scaler: Any, optimizer: Any) -> None:
     dtype = isinstance(factor_dtype, torch.dtype) and factor_dtype.is_floating_point
     if factor_dtype is not None and not dtype:
         raise SettingError(
             f"factor_dtype is {factor_dtype!r} but must be a floating-point dtype or None: pass "
             "one such as torch.bfloat16."
+        )
+    if half_products is not None and not isinstance(half_products, bool):
+        raise SettingError(
+            f"half_products is {half_products!r} but must be True, False or None: pass None for "
+            "16-bit products where the device gains by them."
         )
     if scaler is not None and not isinstance(scaler, GradScaler):
         raise SettingError(

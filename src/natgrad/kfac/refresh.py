@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from natgrad.capture.blocks import Block
+from natgrad.comm.wire import Plain
 from natgrad.inverses import Parts
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.ranks.copying import Copying
@@ -182,10 +183,10 @@ class Refresh:
             return torch.cat([part.flatten() for part in found[block][name]])
 
         for op in ops:  # as others get it, so that all ranks precondition with the same numbers
-            if op.source == self.team.rank and self.team.inverse_wire != self.team.dtype:
+            if op.source == self.team.rank and self.team.inverse_wire != Plain(self.team.dtype):
                 block, name = self._of(op)
                 found[block][name] = tuple(
-                    part.to(self.team.inverse_wire).to(part.dtype) for part in found[block][name]
+                    self.team.inverse_wire.rounded(part) for part in found[block][name]
                 )
         for arrival in self._copying(ops, flat):
             block, name = self._of(arrival.op)

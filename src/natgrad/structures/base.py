@@ -332,9 +332,9 @@ def add_vectors(total: Sum, rows: Tensor) -> None:
         total: the sum that is added to.
         rows: ``[groups, n, d]``: ``n`` vectors for each of the form's matrices.
     """
-    rows = rows.to(total.kept.dtype)
     if isinstance(total.form, Triangle):
-        total.form.add_rows(total.kept, rows)
+        dtype = total.form.operand_dtype(rows, total.kept)
+        total.form.add_rows(total.kept, rows.to(dtype))
     else:
-        total.kept += rows.square().sum(1).flatten()
+        total.kept += rows.to(total.kept.dtype).square().sum(1).flatten()
     total.count += rows.shape[1]

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from natgrad.capture.blocks import Block
+from natgrad.comm.wire import WireFormat
 from natgrad.curvature.fisher import Fisher
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.motion import Motion
@@ -24,7 +24,7 @@ def settings_to_compare(
     settings: KFACSettings,
     clocks: tuple[Clocks, ...],
     curvature: Fisher,
-    wire_dtype: torch.dtype | None,
+    wire_dtype: WireFormat | None,
     motion: Motion,
 ) -> dict[str, str]:
     """Everything that must be the same, by what a user calls it."""
