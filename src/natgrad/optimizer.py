@@ -78,7 +78,7 @@ class NaturalMuon(Optimizer):
         lr: float = 0.01,
         *,
         params: Params | None = None,
-        momentum: float | Schedule = 0.95,
+        momentum: float | Schedule = 0.9,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
