@@ -1,6 +1,7 @@
 """Runs a plan with sets in the place of tensors, and counts what a plain executor would send."""
 
 from collections import Counter
+from functools import lru_cache
 from math import ceil
 
 from natgrad.placement import (
@@ -63,6 +64,12 @@ def cells(box):
     return places
 
 
+@lru_cache(maxsize=512)
+def numbers(parameter, box):
+    """All numbers of a box of a parameter, for which every plan of a network asks."""
+    return frozenset((parameter, place) for place in cells(box))
+
+
 def run_gradients(plan):
     """Whoever preconditions has the whole gradient, and every holder gets its part back, once."""
     size = plan.world_size
@@ -92,7 +99,7 @@ def run_gradients(plan):
                 piece = plan.block[block].pieces[index]
                 before = {rank: set(has[block, rank]) for rank in plan.world.ranks}
                 for message in received[op]:
-                    moved = {(piece.parameter, c) for c in cells(piece.part(message.source))}
+                    moved = numbers(piece.parameter, piece.part(message.source))
                     assert len(moved) == message.numel
                     assert moved <= before[message.source]
                     assert not has[block, message.to] & moved, "sent to a rank that has it"
@@ -109,7 +116,7 @@ def run_gradients(plan):
                     clips[block][message.to] += message.clip
                     if index is not None:
                         piece = plan.block[block].pieces[index]
-                        part = {(piece.parameter, c) for c in cells(piece.part(message.to))}
+                        part = numbers(piece.parameter, piece.part(message.to))
                         assert message.numel == len(part) + message.clip
                         mine = done.setdefault((block, message.to), set())
                         assert not mine & part, "sent to a rank that has it"
@@ -122,16 +129,12 @@ def run_gradients(plan):
 
 
 def _held(block, rank):
-    return {
-        (piece.parameter, place)
-        for piece in block.pieces
-        if rank in piece.holders
-        for place in cells(piece.part(rank))
-    }
+    held = (p for p in block.pieces if rank in p.holders)
+    return set().union(*(numbers(piece.parameter, piece.part(rank)) for piece in held))
 
 
 def _all(block):
-    return {(piece.parameter, place) for piece in block.pieces for place in cells(piece.box)}
+    return set().union(*(numbers(piece.parameter, piece.box) for piece in block.pieces))
 
 
 def run_messages(plan):
