@@ -21,6 +21,7 @@ from natgrad.errors import CaptureError, SettingError
 from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
 from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.low_rank import LowRankGradients
@@ -97,12 +98,13 @@ class KFAC(Inspection, Saving):
         self.comm: Communicator = connect(arguments.group_of(distributed))
         self.steps = 0
         with AllRanksAgree(self.comm) as agreed:
-            arguments.check_model(model, optimizer, kl_clip)
+            arguments.check_model(model)
             arguments.check_choices(curvature, structure, inverse)
             arguments.check_groups(loss, distributed)
-            arguments.check_tensors(factor_dtype, scaler, optimizer)
+            arguments.check_tensors(factor_dtype, scaler)
+            arguments.check_optimizer(model, optimizer, kl_clip, scaler)
             check_layout(model, self.comm.ranks)
-            self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
+            self.model, self.scaler = unwrapped(model), scaler
             self.curvature = curvature or EmpiricalFisher()
             self.settings = KFACSettings(damping, factor_decay, kl_clip, norm_damping, loss)
             self.update_clocks = Clocks(update_every, "update_every", drift=False)
@@ -159,8 +161,9 @@ class KFAC(Inspection, Saving):
         self.low_rank = LowRankGradients(self.blocks, enabled=pays)
         self.gradients = Gradients(self.team, self.model.parameters())
         self.prediction = QuadraticModel(self.team, self.model)
+        self.rates = LearningRates(optimizer)
         self.preconditioning = Preconditioning(
-            self.team, self.gradients, self.settings, optimizer, self.low_rank, self.prediction
+            self.team, self.gradients, self.settings, self.rates, self.low_rank, self.prediction
         )
         self.detached = False
         self._warned: set[str] = set()
@@ -185,6 +188,16 @@ class KFAC(Inspection, Saving):
                 self.preconditioning(now)
         self.steps += 1
         self._prepare()
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """Whose ``step()`` follows. Another one may be put in its place."""
+        return self.rates.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer | None) -> None:
+        arguments.check_optimizer(self.model, optimizer, self.settings.kl_clip, self.scaler)
+        self.rates.optimizer = optimizer
 
     def _now(self, samples: int | None) -> Step:
         """This step as a value, with everything that the stages below need to know."""

@@ -25,52 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.hooks import RemovableHandle
 
 from natgrad.capture.blocks import Block
+from natgrad.capture.module_hooks import Hooks, in_backward
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
 
 Use = tuple[Block, Layer[Any]]
 View = Callable[[Tensor], Tensor]
-
-
-_OUTSIDE = (
-    "KFAC watches this model from outside of compiled code. Compile the model itself, model = "
-    "torch.compile(model), not a function that calls it, and pass the compiled model to KFAC"
-)
-
-
-class Hook:
-    """A module hook that does nothing in a copy of the module.
-
-    It is a graph break in compiled code around the model: traced, it would see no gradient.
-    """
-
-    def __init__(self, does: Callable[..., None] | None = None) -> None:
-        self.does = does
-
-    @torch.compiler.disable(reason=_OUTSIDE)  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any) -> None:
-        if self.does is not None:
-            self.does(*args)
-
-    def __deepcopy__(self, memo: Any) -> "Hook":
-        return Hook()
-
-    def __reduce__(self) -> Any:
-        return Hook, ()
-
-
-def remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
-
-
-def in_backward() -> bool:
-    """Whether a backward pass is running, as it is while checkpointed segments are recomputed."""
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class Pass:
@@ -105,57 +67,57 @@ class Capture:
         self.current: Pass | None = None
         self.passes: list[Pass] = []
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
-        self._layer_handles: list[RemovableHandle] = []
-        self._root_handles: list[RemovableHandle] = []
+        self._layer_hooks, self._root_hooks = Hooks(), Hooks()
 
     # Hooks come and go.
 
     @property
     def armed(self) -> bool:
-        return bool(self._layer_handles)
+        return bool(self._layer_hooks)
 
     def watch(self, *, layers: bool, samples: bool) -> None:
         """Have hooks on every layer, or none; and on the model itself, to count samples."""
         if layers:
             self.arm()
-        elif self._layer_handles:
+        elif self._layer_hooks:
             self.disarm()
-        if samples != bool(self._root_handles):
+        if samples != bool(self._root_hooks):
             self.count_samples(samples)
 
     def count_samples(self, wanted: bool) -> None:
         """Two hooks on the model itself."""
-        if wanted and not self._root_handles:
-            self._root_handles = [
-                self.root.register_forward_pre_hook(Hook(self._begin), with_kwargs=True),
-                self.root.register_forward_hook(Hook(self._end)),
-            ]
+        if wanted and not self._root_hooks:
+            add, root = self._root_hooks.add, self.root
+            add(root.register_forward_pre_hook, self._begin, with_kwargs=True)
+            add(root.register_forward_hook, self._end)
         elif not wanted:
-            remove(self._root_handles)
+            self._root_hooks.remove()
 
     def arm(self) -> None:
         """Hooks on every layer."""
-        if self._layer_handles:
+        if self._layer_hooks:
             return
         watched: dict[nn.Module, list[Use]] = {}
         for use in self.uses:
             watched.setdefault(use[1].module, []).append(use)
+        add = self._layer_hooks.add
         for module, uses in watched.items():
             if isinstance(uses[0][1], Projection):
-                self._layer_handles += self._watch(module, uses)
+                watch = _ProjectionHooks(self, uses)
+                add(module.register_forward_pre_hook, watch.enter, with_kwargs=True)
+                # Also after an exception, or the mode would stay on for the rest of the program.
+                add(module.register_forward_hook, watch.leave, always_call=True)
                 continue
             for use in uses:
-                hook = Hook(_ForwardHook(self, use))
-                self._layer_handles.append(
-                    module.register_forward_hook(hook, prepend=True, with_kwargs=True)
-                )
+                hook = _ForwardHook(self, use)
+                add(module.register_forward_hook, hook, prepend=True, with_kwargs=True)
 
     def disarm(self) -> None:
-        remove(self._layer_handles)
+        self._layer_hooks.remove()
 
     def detach(self) -> None:
         self.disarm()
-        remove(self._root_handles)
+        self._root_hooks.remove()
         self.forget()
 
     def forget(self) -> None:
@@ -214,33 +176,31 @@ class Capture:
             self.current = Pass(None)
         return self.current
 
-    def _watch(self, module: nn.Module, uses: list[Use]) -> list[RemovableHandle]:
-        """Watch the projections in a module that calls functions on its weights."""
-        blocks = {layer: block for block, layer in uses if isinstance(layer, Projection)}
-        layers = list(blocks)
-        entered: list[ExitStack] = []
 
-        def seen(layer: Projection[Any], x: Any, out: Tensor, view: View) -> None:
-            block = blocks[layer]
-            if self.count_call(block) and out.requires_grad and torch.is_grad_enabled():
-                self.watch_gradient((block, layer), x, out, view)
+class _ProjectionHooks:
+    """Watches the projections in a module that calls functions on its weights."""
 
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            while entered:  # a KeyboardInterrupt runs no hook, so the last call did not leave
-                entered.pop().close()
-            watch = layers[0].watch(layers, seen, (*args, *kwargs.values()))
-            entered.append(ExitStack())
-            entered[-1].enter_context(watch)
+    def __init__(self, capture: Capture, uses: list[Use]) -> None:
+        self.capture = capture
+        self.blocks = {layer: block for block, layer in uses if isinstance(layer, Projection)}
+        self.entered: list[ExitStack] = []
 
-        def leave(module: nn.Module, args: Any, out: Any) -> None:
-            if entered:  # not if another hook failed before the mode was entered
-                entered.pop().close()
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        while self.entered:  # a KeyboardInterrupt runs no hook, so the last call did not leave
+            self.entered.pop().close()
+        layers = list(self.blocks)
+        watch = layers[0].watch(layers, self.seen, (*args, *kwargs.values()))
+        self.entered.append(ExitStack())
+        self.entered[-1].enter_context(watch)
 
-        return [
-            module.register_forward_pre_hook(Hook(enter), with_kwargs=True),
-            # Also after an exception, or the mode would stay on for the rest of the program.
-            module.register_forward_hook(Hook(leave), always_call=True),
-        ]
+    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self.entered:  # not if another hook failed before the mode was entered
+            self.entered.pop().close()
+
+    def seen(self, layer: Projection[Any], x: Any, out: Tensor, view: View) -> None:
+        capture, block = self.capture, self.blocks[layer]
+        if capture.count_call(block) and out.requires_grad and torch.is_grad_enabled():
+            capture.watch_gradient((block, layer), x, out, view)
 
 
 class _ForwardHook:
