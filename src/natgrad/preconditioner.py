@@ -23,6 +23,7 @@ from natgrad.kfac import arguments
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
+from natgrad.kfac.following import Following
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.low_rank import LowRankGradients
 from natgrad.kfac.observation import Observation
@@ -165,6 +166,10 @@ class KFAC(Inspection, Saving):
         self.preconditioning = Preconditioning(
             self.team, self.gradients, self.settings, self.rates, self.low_rank, self.prediction
         )
+        self.following = Following(
+            self.model, self.blocks, self.capture, self.gradients, self.preconditioning
+        )
+        self.capture.on_begin = self._follow
         self.detached = False
         self._warned: set[str] = set()
         self._prepare()
@@ -177,6 +182,7 @@ class KFAC(Inspection, Saving):
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
+        self._follow()
         now = self._now(samples)
         with no_autocast(self.blocks[0].device):
             if now.updates:
@@ -238,6 +244,10 @@ class KFAC(Inspection, Saving):
         overlap = Overlap(self.reducer, is_last, self.scale)
         # Several gradients are drawn for one output; all of them are there after observe().
         (self.observation if self.curvature.observes else self.statistics).on_complete = overlap
+
+    def _follow(self) -> None:
+        """The model may be another one than at the last step."""
+        self._warn(self.following())
 
     def _warn(self, problems: list[str]) -> None:
         for problem in problems:

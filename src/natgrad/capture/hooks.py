@@ -64,6 +64,7 @@ class Capture:
     ) -> None:
         self.root, self.on_pair, self.taping, self.batch_axis = root, on_pair, taping, batch_axis
         self.uses: list[Use] = [(block, layer) for block in blocks for layer in block.layers]
+        self.on_begin: Callable[[], None] | None = None  # before a forward pass that is watched
         self.current: Pass | None = None
         self.passes: list[Pass] = []
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
@@ -115,6 +116,13 @@ class Capture:
     def disarm(self) -> None:
         self._layer_hooks.remove()
 
+    def rewire(self, uses: list[Use]) -> None:
+        """Watch these layers from now on."""
+        self.uses, armed = uses, self.armed
+        self.disarm()
+        if armed:
+            self.arm()
+
     def detach(self) -> None:
         self.disarm()
         self._root_hooks.remove()
@@ -133,6 +141,8 @@ class Capture:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not in_backward():
+            if self.on_begin is not None:
+                self.on_begin()
             self.current = Pass(leading_size((*args, *kwargs.values()), self.batch_axis))
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
