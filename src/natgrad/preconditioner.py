@@ -117,8 +117,9 @@ class KFAC(Inspection, Saving):
                 None if include is None else _patterns(include),
                 _patterns(exclude),
                 factor_dtype,
-                loss.batch_axis,
+                loss.axis_of_model,
                 arguments.regions(loss, self.curvature),
+                loss.axes_of_modules,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             agreed.compared = agreement.settings_to_compare(
@@ -138,7 +139,7 @@ class KFAC(Inspection, Saving):
             self.blocks,
             self.statistics.add,
             taping=self.curvature.observes,
-            batch_axis=loss.batch_axis,
+            batch_axis=loss.axis_of_model,
         )
         sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
@@ -169,7 +170,7 @@ class KFAC(Inspection, Saving):
         self.following = Following(
             self.model, self.blocks, self.capture, self.gradients, self.preconditioning
         )
-        self.capture.on_begin = self._follow
+        self.capture.on_begin, self.capture.on_restart = self._follow, self.discard
         self.detached = False
         self._warned: set[str] = set()
         self._prepare()
@@ -184,6 +185,7 @@ class KFAC(Inspection, Saving):
         """
         self._follow()
         now = self._now(samples)
+        self._warn(self.capture.doubts(counted=samples is None))
         with no_autocast(self.blocks[0].device):
             if now.updates:
                 with self.watch("fold"):
@@ -212,6 +214,7 @@ class KFAC(Inspection, Saving):
                 "step() was called after detach(), which takes K-FAC off the model for good: leave "
                 "the call out, or make a new KFAC."
             )
+        self.capture.finish()
         loss_scale = unscale(self.scaler, self.optimizer)
         return Step(
             index=self.steps,

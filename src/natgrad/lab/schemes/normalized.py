@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from natgrad.capture.hooks import tensors_of
+from natgrad.capture.passes import tensors_of
 from natgrad.errors import SettingError
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
