@@ -183,9 +183,11 @@ class KFAC(Inspection, Saving):
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
-        self._follow()
+        if self.following.changes.found():
+            self._follow()
+        if doubts := self.capture.finish(counted=samples is None):
+            self._warn(doubts)
         now = self._now(samples)
-        self._warn(self.capture.doubts(counted=samples is None))
         with no_autocast(self.blocks[0].device):
             if now.updates:
                 with self.watch("fold"):
@@ -214,7 +216,6 @@ class KFAC(Inspection, Saving):
                 "step() was called after detach(), which takes K-FAC off the model for good: leave "
                 "the call out, or make a new KFAC."
             )
-        self.capture.finish()
         loss_scale = unscale(self.scaler, self.optimizer)
         return Step(
             index=self.steps,

@@ -24,25 +24,25 @@ class Backwards:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self.failed = False
-        self._running: set[int] = set()
+        self.running: set[int] = set()
         self._before: tuple[nn.Parameter, Tensor, int] | None = None
 
     def forget(self) -> None:
-        self.failed, self._running, self._before = False, set(), None
+        self.failed, self.running, self._before = False, set(), None
 
     def arrived(self) -> None:
         """A gradient has come back, in a backward pass that may be a new one."""
         task = torch._C._current_graph_task_id()
-        if task != -1 and task not in self._running:
-            self._running.add(task)
+        if task != -1 and task not in self.running:
+            self.running.add(task)
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(partial(self._ended, task))
 
     def outside(self) -> None:
         """Something happens that is no part of a backward pass: none can be running."""
-        if self._running and not in_backward():
+        if self.running and not in_backward():
             self.failed = True
-            self._running.clear()
+            self.running.clear()
 
     def thrown_away(self) -> bool:
         """Whether the gradients of all passes before are gone."""
@@ -55,8 +55,8 @@ class Backwards:
         return all(p.grad is None or not bool(p.grad.any()) for p in self.parameters)
 
     def _ended(self, task: int) -> None:
-        self._running.discard(task)
-        if not self._running:
+        self.running.discard(task)
+        if not self.running:
             having = (p for p in self.parameters if p.grad is not None)
             if (p := next(having, None)) is not None:
                 assert p.grad is not None

@@ -80,20 +80,20 @@ class Capture:
 
     @property
     def armed(self) -> bool:
-        return bool(self._layer_hooks)
+        return bool(self._layer_hooks.handles)
 
     def watch(self, *, layers: bool, samples: bool) -> None:
         """Have hooks on every layer, or none; and on the model itself, to count samples."""
         if layers:
             self.arm()
-        elif self._layer_hooks:
+        elif self._layer_hooks.handles:
             self.disarm()
-        if samples != bool(self._root_hooks):
+        if samples != bool(self._root_hooks.handles):
             self.count_samples(samples)
 
     def count_samples(self, wanted: bool) -> None:
         """Two hooks on the model itself."""
-        if wanted and not self._root_hooks:
+        if wanted and not self._root_hooks.handles:
             add, root = self._root_hooks.add, self.root
             add(root.register_forward_pre_hook, self._begin, with_kwargs=True)
             add(root.register_forward_hook, self._end)
@@ -102,7 +102,7 @@ class Capture:
 
     def arm(self) -> None:
         """Hooks on every layer."""
-        if self._layer_hooks:
+        if self._layer_hooks.handles:
             return
         watched: dict[nn.Module, list[Use]] = {}
         for use in self.uses:
@@ -147,10 +147,12 @@ class Capture:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
         return sum(this.count() for this in self.passes) or None
 
-    def finish(self) -> None:
+    def finish(self, *, counted: bool) -> list[str]:
         """No further gradient will come: take those of graphs that were retained, and refuse what
-        is not whole."""
-        self.backwards.outside()
+        is not whole. Returns what the user should know of this step's statistics. ``counted``: the
+        number of samples is the one that was found here."""
+        if self.backwards.running:
+            self.backwards.outside()
         if self.backwards.failed:
             raise CaptureError(
                 "A backward pass since the last step failed in the middle, and what it left in the "
@@ -159,10 +161,6 @@ class Capture:
             )
         for hook in list(self.waiting):
             hook.finish()
-
-    def doubts(self, *, counted: bool) -> list[str]:
-        """What the user should know of this step's statistics. ``counted``: the number of samples
-        is the one that was found here."""
         found = [this.doubt for this in self.passes if this.doubt and counted]
         if self.restarted:
             found.append(_THROWN_AWAY)

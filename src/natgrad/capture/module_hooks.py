@@ -46,27 +46,24 @@ class Hooks:
 
     def __init__(self) -> None:
         self._hooks: list[Hook] = []
-        self._handles: list[RemovableHandle] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._handles)
+        self.handles: list[RemovableHandle] = []
 
     def add(
         self, register: Callable[..., RemovableHandle], does: Callable[..., None], **options: bool
     ) -> None:
         """``register``: a module's method, such as ``register_forward_hook``."""
         self._hooks.append(Hook(does))
-        self._handles.append(register(self._hooks[-1], **options))
+        self.handles.append(register(self._hooks[-1], **options))
 
     def remove(self) -> None:
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
         self._hooks.clear()
-        self._handles.clear()
+        self.handles.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hooks":
         twin = memo[id(self)] = Hooks()
-        twin._handles = deepcopy(self._handles, memo)
+        twin.handles = deepcopy(self.handles, memo)
         twin._hooks = deepcopy(self._hooks, memo)  # those in the copied model, whichever is first
         for mine, its in zip(self._hooks, twin._hooks, strict=True):
             its.does = deepcopy(mine.does, memo)
