@@ -10,7 +10,8 @@ from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from natgrad.capture.discovery import Choice, Pattern, StructureOf, discover
-from natgrad.capture.hooks import Capture, Pass
+from natgrad.capture.hooks import Capture
+from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.capture.wrappers import Compiled, no_autocast, unscale, unwrapped
@@ -24,10 +25,12 @@ from natgrad.geometry import Euclidean, Geometry
 from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
 from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
+from natgrad.kfac.following import Following
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.low_rank import LowRankGradients
-from natgrad.kfac.motion import Motion
+from natgrad.kfac.motion import motion_of
 from natgrad.kfac.observation import Observation
 from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks import agreement
@@ -41,7 +44,7 @@ from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
 from natgrad.kfac.step import StatisticsScale, Step
 from natgrad.kfac.update import Update
-from natgrad.lengths import Length, Rms
+from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
 from natgrad.structures import Identity
@@ -118,21 +121,19 @@ class KFAC(Inspection, Saving):
         self.comm: Communicator = connect(arguments.group_of(distributed))
         self.steps = 0
         with AllRanksAgree(self.comm) as agreed:
+            arguments.check_model(model)
             arguments.check_choices(curvature, structure, inverse)
             arguments.check_groups(loss, distributed)
             arguments.check_motion(geometry, length, inverse or Eigen())
             self.settings = KFACSettings(
                 damping, factor_decay, kl_clip, norm_damping, momentum, loss
             )
-            motion = Motion(
-                geometry,
-                Rms() if length is None and not geometry.is_linear else length,
-                has_momentum=callable(momentum) or momentum > 0,
-            )
-            arguments.check_model(model, optimizer, None if motion.length else kl_clip)
-            arguments.check_tensors(factor_dtype, half_products, scaler, optimizer)
+            motion = motion_of(geometry, length, momentum)
+            arguments.check_tensors(factor_dtype, half_products, scaler)
+            clip = None if motion.length else kl_clip
+            arguments.check_optimizer(model, optimizer, clip, scaler)
             check_layout(model, self.comm.ranks)
-            self.model, self.optimizer, self.scaler = unwrapped(model), optimizer, scaler
+            self.model, self.scaler = unwrapped(model), scaler
             self.curvature = curvature or EmpiricalFisher()
             if structure is None and not motion.uses_curvature:
                 structure = Identity()
@@ -145,9 +146,10 @@ class KFAC(Inspection, Saving):
                 None if include is None else _patterns(include),
                 _patterns(exclude),
                 factor_dtype,
-                loss.batch_axis,
+                loss.axis_of_model,
                 arguments.regions(loss, self.curvature),
                 half_products,
+                loss.axes_of_modules,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)
@@ -169,7 +171,7 @@ class KFAC(Inspection, Saving):
             self.blocks,
             self.statistics.add,
             taping=self.curvature.observes,
-            batch_axis=loss.batch_axis,
+            batch_axis=loss.axis_of_model,
         )
         sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
@@ -180,14 +182,8 @@ class KFAC(Inspection, Saving):
             self.settings, self.capture, scaler, observed=self.curvature.observes
         )
         self._overlap(model)
-        self.updating = Update(
-            self.team,
-            self.reducer,
-            self.capture,
-            self.statistics,
-            self.curvature,
-            self.update_clocks,
-        )
+        parts = (self.team, self.reducer, self.capture, self.statistics)
+        self.updating = Update(*parts, self.curvature, self.update_clocks)
         self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)
         # Hooks on every step would be traced into compiled code; other ranks have other batches.
@@ -195,9 +191,14 @@ class KFAC(Inspection, Saving):
         self.low_rank = LowRankGradients(self.blocks, enabled=pays)
         self.gradients = Gradients(self.team, self.model.parameters())
         self.prediction = QuadraticModel(self.team, self.model)
+        self.rates = LearningRates(optimizer)
         self.preconditioning = Preconditioning(
-            self.team, self.gradients, self.settings, optimizer, self.low_rank, self.prediction
+            self.team, self.gradients, self.settings, self.rates, self.low_rank, self.prediction
         )
+        self.following = Following(
+            self.model, self.blocks, self.capture, self.gradients, self.preconditioning
+        )
+        self.capture.on_begin, self.capture.on_restart = self._follow, self.discard
         self.detached = False
         self._warned: set[str] = set()
         self._prepare()
@@ -210,6 +211,10 @@ class KFAC(Inspection, Saving):
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
+        if self.following.changes.found():
+            self._follow()
+        if doubts := self.capture.finish(counted=samples is None):
+            self._warn(doubts)
         now = self._now(samples)
         with no_autocast(self.blocks[0].device):
             if now.updates:
@@ -221,6 +226,16 @@ class KFAC(Inspection, Saving):
                 self.preconditioning(now)
         self.steps += 1
         self._prepare()
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """Whose ``step()`` follows. Another one may be put in its place."""
+        return self.rates.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer | None) -> None:
+        arguments.check_optimizer(self.model, optimizer, self.settings.kl_clip, self.scaler)
+        self.rates.optimizer = optimizer
 
     def _now(self, samples: int | None) -> Step:
         """This step as a value, with everything that the stages below need to know."""
@@ -261,6 +276,10 @@ class KFAC(Inspection, Saving):
         overlap = Overlap(self.reducer, is_last, self.scale)
         # Several gradients are drawn for one output; all of them are there after observe().
         (self.observation if self.curvature.observes else self.statistics).on_complete = overlap
+
+    def _follow(self) -> None:
+        """The model may be another one than at the last step."""
+        self._warn(self.following())
 
     def _warn(self, problems: list[str]) -> None:
         for problem in problems:

@@ -26,6 +26,7 @@ from natgrad.errors import CheckpointError
 from training_loops import assert_equal
 
 WAYS = ["kfac", "dcp"]
+FILES = [".metadata", "__0_0.distcp", "__1_0.distcp", "checksums.json"]  # of two ranks
 
 
 def save(run, folder, way="kfac", end=4, last=END):
@@ -211,7 +212,7 @@ class TestFolder:
         """Also by one of fewer ranks, of which nothing may stay."""
         world.run(save, run(), tmp_path / "last", "kfac", 3, ranks=3)
         (first, *_) = world.run(save, run(), tmp_path / "last", "kfac", 4, ranks=2)
-        assert names(tmp_path / "last") == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+        assert names(tmp_path / "last") == FILES
         assert names(tmp_path) == ["last"]
         (again, *_) = world.run(load, run(), tmp_path / "last", ranks=2)
         assert_equal(again["state"], first["state"])
@@ -276,7 +277,7 @@ class TestInterrupted:
         assert {result["step"] for result in world.run(step_of, folder, ranks=2)} == {3}
         # The next save clears away what is left of this one.
         world.run(save, this, folder, "kfac", 4, ranks=2)
-        assert names(folder) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+        assert names(folder) == FILES
         assert {result["step"] for result in world.run(step_of, folder, ranks=2)} == {4}
         assert names(tmp_path) == ["last"]
 

@@ -74,6 +74,7 @@ class Block:
         self.failures = 0
         self.version = 0  # changes whenever the parts do
         self.shares_input_with: Block | None = None  # whose factors of the inputs are the same
+        self.lost = ""  # what happened to a parameter that the model has no longer as it was
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -89,7 +90,7 @@ class Block:
 
     @property
     def has_gradient(self) -> bool:
-        return all(p.grad is not None for p in self.parameters)
+        return not self.lost and all(p.grad is not None for p in self.parameters)
 
     @property
     def decomposed_together(self) -> bool:
@@ -107,6 +108,11 @@ class Block:
         if name in self.structure.in_basis:
             return ((spec.batch, spec.dim),)
         return self.inverse.diagonal_shapes(spec) if spec.diagonal else self.inverse.shapes(spec)
+
+    def lose(self, reason: str) -> None:
+        """One of the parameters was replaced, resized or frozen, so that the block preconditions
+        none of them; an empty ``reason``: all are as they were."""
+        self.lost = reason
 
     # Statistics.
 

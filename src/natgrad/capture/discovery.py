@@ -53,6 +53,7 @@ class Choice:
     batch_axis: int
     regions: Mapping[str, float] = field(default_factory=dict)
     half_products: bool | None = None
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
@@ -75,7 +76,9 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
             continue
         for layer in views:
-            layer.batch_axis = choice.batch_axis
+            axis = _axis(name, module, choice)
+            layer.axis_given = axis is not None
+            layer.batch_axis = choice.batch_axis if axis is None else axis
             claimed.update(layer.claims)
         layers += [layer for layer in views if layer.parameters]
     biases = {id(layer.bias) for layer in layers}  # before ties part some from their weights
@@ -170,7 +173,7 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
 
 def _transposed(head: Linear) -> TiedHead:
     tied = TiedHead(head.name, head.module)
-    tied.batch_axis = head.batch_axis
+    tied.batch_axis, tied.axis_given = head.batch_axis, head.axis_given
     return tied
 
 
@@ -206,11 +209,17 @@ def _region_terms(uses: list[Layer[Any]], choice: Choice) -> float | None:
     return None
 
 
+def _axis(name: str, module: nn.Module, choice: Choice) -> int | None:
+    """Where the user says that the samples of a module are."""
+    found = (axis for pattern, axis in choice.axes.items() if _matches(name, module, [pattern]))
+    return next(found, None)
+
+
 def _check_patterns(root: nn.Module, choice: Choice) -> None:
     """A pattern that matches nothing is a mistake, and would silently do nothing."""
     named = [(clean(name), module) for name, module in root.named_modules()]
     given: dict[str, Iterable[Pattern]] = {"include": choice.include or ()}
-    given |= {"exclude": choice.exclude, "regions": choice.regions}
+    given |= {"exclude": choice.exclude, "regions": choice.regions, "batch_axis": choice.axes}
     for label, patterns in given.items():
         for pattern in patterns:
             if not any(_matches(name, module, [pattern]) for name, module in named):

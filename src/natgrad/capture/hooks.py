@@ -5,87 +5,47 @@ but not which gradient belongs to which input. So a forward hook puts a hook on 
 and that hook holds the input: modules that are called twice, in-place activations, both kinds of
 activation checkpointing, unused modules and evaluation passes all come out right.
 
-- Samples are counted at the model, not at the layers: a layer may be called twice, or see windows
-  or tokens as its batch. A pass counts once a gradient has come back to it; evaluation does not.
+- A pass counts once a gradient has come back to it (`natgrad.capture.passes`); evaluation does not.
 - A hook drops its input after use, as autograd does, unless the graph is retained. Otherwise all
-  activations would be held until the end of the backward pass.
+  activations would be held until the end of the backward pass. Where it is retained, another
+  backward pass may follow: their gradients are added before anything is squared, since those of two
+  losses are those of their sum.
 - Hooks are on the layers only on steps that update factors. On all others forward and backward
   call no function of natgrad, but for two hooks on the model where samples must be counted.
 - Attention and recurrent layers call functions on their weights, which no module hook sees. A
   function mode watches them during their forward (`natgrad.layers.functional`).
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils.hooks import RemovableHandle
 
+from natgrad.capture.backwards import Backwards
 from natgrad.capture.blocks import Block
+from natgrad.capture.module_hooks import Hooks, in_backward
+from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
+from natgrad.capture.sample_axes import SampleAxes
+from natgrad.errors import CaptureError
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
 
-Use = tuple[Block, Layer[Any]]
-View = Callable[[Tensor], Tensor]
-
-
-_OUTSIDE = (
-    "KFAC watches this model from outside of compiled code. Compile the model itself, model = "
-    "torch.compile(model), not a function that calls it, and pass the compiled model to KFAC"
+_THROWN_AWAY = (
+    "The gradients of a backward pass were set to zero before the step, or the pass has failed, so "
+    "its statistics are left out as well. Call kfac.discard() where gradients are thrown away; "
+    "keep them in .grad where they count."
+)
+_SECOND_ORDER = (
+    "The loss depends on gradients of {} (create_graph=True, as in a gradient penalty), and this "
+    "path is not in its statistics: the curvature is that of the rest of the loss. "
+    "natgrad.MonteCarloFisher(), which looks at outputs alone, has no such path."
 )
 
-
-class Hook:
-    """A module hook that does nothing in a copy of the module.
-
-    It is a graph break in compiled code around the model: traced, it would see no gradient.
-    """
-
-    def __init__(self, does: Callable[..., None] | None = None) -> None:
-        self.does = does
-
-    @torch.compiler.disable(reason=_OUTSIDE)  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any) -> None:
-        if self.does is not None:
-            self.does(*args)
-
-    def __deepcopy__(self, memo: Any) -> "Hook":
-        return Hook()
-
-    def __reduce__(self) -> Any:
-        return Hook, ()
-
-
-def remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
-
-
-def in_backward() -> bool:
-    """Whether a backward pass is running, as it is while checkpointed segments are recomputed."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-class Pass:
-    """One forward pass of the model, and which gradients of it have arrived."""
-
-    def __init__(self, samples: int | None) -> None:
-        self.samples = samples
-        self.rows = 0  # the largest batch that a layer saw, if the samples were not counted
-        self.returned = False
-        self.calls: Counter[Block] = Counter()
-        self.hooked: Counter[Block] = Counter()
-        self.added: Counter[Block] = Counter()
-        self.arrived: Counter[tuple[Block, int]] = Counter()
-        self.pending: dict[tuple[Block, str, int], list[tuple[Tensor, ...]]] = {}
-        self.tape: list[tuple[Use, Any, GradientEdge, View]] = []
+Use = tuple[Block, Layer[Any]]
+View = Callable[[Tensor], Tensor]
 
 
 class Capture:
@@ -102,153 +62,223 @@ class Capture:
     ) -> None:
         self.root, self.on_pair, self.taping, self.batch_axis = root, on_pair, taping, batch_axis
         self.uses: list[Use] = [(block, layer) for block in blocks for layer in block.layers]
+        self.on_begin: Callable[[], None] | None = None  # before a forward pass that is watched
+        self.on_restart: Callable[[], None] | None = None  # what was seen counts no longer
+        self.axes = SampleAxes(root)
+        self.backwards = Backwards(p for block in blocks for p in block.parameters)
         self.current: Pass | None = None
+        self.inside = False  # the model's own forward is running
         self.passes: list[Pass] = []
         # Where the backward pass of each output begins, and what is done as it does. Nothing that
         # the graph itself holds may hold its edges: it would never be freed.
         self.outputs: dict[Pass, tuple[GradientEdge, Tensor]] = {}
         self.on_output: Callable[[Pass, GradientEdge, Tensor], None] | None = None
+        self.waiting: dict[_GradientHook, None] = {}  # for further gradients of a retained graph
+        self._before: Pass | None = None
+        self.restarted = False  # a pass before was thrown away
+        self.second_order = ""  # a layer whose gradient the loss depends on
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
-        self._layer_handles: list[RemovableHandle] = []
-        self._root_handles: list[RemovableHandle] = []
+        self._layer_hooks, self._root_hooks = Hooks(), Hooks()
 
     # Hooks come and go.
 
     @property
     def armed(self) -> bool:
-        return bool(self._layer_handles)
+        return bool(self._layer_hooks.handles)
 
     def watch(self, *, layers: bool, samples: bool) -> None:
         """Have hooks on every layer, or none; and on the model itself, to count samples."""
         if layers:
             self.arm()
-        elif self._layer_handles:
+        elif self._layer_hooks.handles:
             self.disarm()
-        if samples != bool(self._root_handles):
+        if samples != bool(self._root_hooks.handles):
             self.count_samples(samples)
 
     def count_samples(self, wanted: bool) -> None:
         """Two hooks on the model itself."""
-        if wanted and not self._root_handles:
-            self._root_handles = [
-                self.root.register_forward_pre_hook(Hook(self._begin), with_kwargs=True),
-                self.root.register_forward_hook(Hook(self._end)),
-            ]
+        if wanted and not self._root_hooks.handles:
+            add, root = self._root_hooks.add, self.root
+            add(root.register_forward_pre_hook, self._begin, with_kwargs=True)
+            add(root.register_forward_hook, self._end)
         elif not wanted:
-            remove(self._root_handles)
+            self._root_hooks.remove()
 
     def arm(self) -> None:
         """Hooks on every layer."""
-        if self._layer_handles:
+        if self._layer_hooks.handles:
             return
         watched: dict[nn.Module, list[Use]] = {}
         for use in self.uses:
             watched.setdefault(use[1].module, []).append(use)
+        add = self._layer_hooks.add
         for module, uses in watched.items():
             if isinstance(uses[0][1], Projection):
-                self._layer_handles += self._watch(module, uses)
+                watch = _ProjectionHooks(self, uses)
+                add(module.register_forward_pre_hook, watch.enter, with_kwargs=True)
+                # Also after an exception, or the mode would stay on for the rest of the program.
+                add(module.register_forward_hook, watch.leave, always_call=True)
                 continue
             for use in uses:
-                hook = Hook(_ForwardHook(self, use))
-                self._layer_handles.append(
-                    module.register_forward_hook(hook, prepend=True, with_kwargs=True)
-                )
+                hook = _ForwardHook(self, use)
+                add(module.register_forward_hook, hook, prepend=True, with_kwargs=True)
 
     def disarm(self) -> None:
-        remove(self._layer_handles)
+        self._layer_hooks.remove()
+
+    def rewire(self, uses: list[Use]) -> None:
+        """Watch these layers from now on."""
+        self.uses, armed = uses, self.armed
+        self.disarm()
+        if armed:
+            self.arm()
 
     def detach(self) -> None:
         self.disarm()
-        remove(self._root_handles)
+        self._root_hooks.remove()
         self.forget()
 
     def forget(self) -> None:
         """Forget everything seen since the last step."""
-        self.current, self.passes, self.skipped = None, [], False
+        self.current, self.passes, self.skipped, self.inside = None, [], False, False
         self.outputs.clear()
+        for hook in self.waiting:
+            hook.kept = None
+        self.waiting = {}
+        self.restarted, self.second_order = False, ""
+        self.backwards.forget()
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
-        counts = [p.rows if p.samples is None else p.samples for p in self.passes]
-        return sum(counts) or None
+        return sum(this.count() for this in self.passes) or None
+
+    def finish(self, *, counted: bool) -> list[str]:
+        """No further gradient will come: take those of graphs that were retained, and refuse what
+        is not whole. Returns what the user should know of this step's statistics. ``counted``: the
+        number of samples is the one that was found here."""
+        if self.backwards.running:
+            self.backwards.outside()
+        if self.backwards.failed:
+            raise CaptureError(
+                "A backward pass since the last step failed in the middle, and what it left in the "
+                "gradients and statistics is still there: call optimizer.zero_grad() and "
+                "kfac.discard() after such a failure, and do the batch again."
+            )
+        for hook in list(self.waiting):
+            hook.finish()
+        found = [this.doubt for this in self.passes if this.doubt and counted]
+        if self.restarted:
+            found.append(_THROWN_AWAY)
+        if self.second_order:
+            found.append(_SECOND_ORDER.format(self.second_order))
+        return [*found, *self.axes.doubts]
 
     # What hooks do.
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not in_backward():
-            self.current = Pass(leading_size((*args, *kwargs.values()), self.batch_axis))
+            self.backwards.outside()
+            if self.on_begin is not None:
+                self.on_begin()
+            self._before, self.inside = self.current, True
+            given = (*args, *kwargs.values())
+            listed = bool(given) and isinstance(given[0], list)
+            self.current = Pass(sample_counts(given, self.batch_axis), listed=listed)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        this = self.current
-        if this is None or not torch.is_grad_enabled():
+        this, self.inside = self.current, False
+        if this is None:
             return
+        if not torch.is_grad_enabled():
+            if not in_backward():
+                self.current = self._before  # an evaluation is no part of what comes
+            return
+        self._before = None
         if self.taping and this.tape and (main := prediction(out)) is not None:
             self.outputs[this] = get_gradient_edge(main), main.detach()
-            main.register_hook(_PredictionHook(self, this))
+            main.register_hook(_OutputHook(self, this).predicts)
         for tensor in tensors_of(out):
             if tensor.requires_grad:
                 tensor.register_hook(_OutputHook(self, this))
 
     def mark_returned(self, this: Pass) -> None:
         """A gradient came back to this pass, so its samples are part of the step."""
-        if not this.returned:
-            this.returned = True
-            self.passes.append(this)
+        self.backwards.arrived()
+        if this.returned:
+            return
+        if self.passes and self.on_restart is not None and self.backwards.thrown_away():
+            current = self.current
+            self.on_restart()
+            self.current = current
+            self.restarted = True
+        this.returned = True
+        this.settle()
+        self.passes.append(this)
 
     def watch_gradient(self, use: Use, x: Any, out: Tensor, view: View) -> None:
         """Put a hook on a layer's output; ``x`` is what the layer keeps of its input."""
-        this, block = self._pass(), use[0]
+        this, block = self.current, use[0]
+        assert this is not None  # the call was counted
         this.hooked[block] += 1
         if self.taping:
             this.tape.append((use, x, get_gradient_edge(out), view))
         else:
             out.register_hook(_GradientHook(self, use, x, this, view))
 
-    def count_call(self, block: Block) -> bool:
-        """Count a call; returns whether its output needs a hook.
+    def count_call(self, block: Block, rows: int) -> bool:
+        """Count a call on so many rows; returns whether its output needs a hook.
 
         Recomputing a checkpointed segment calls its layers again, inside the backward pass. If the
         first call had a graph the gradient will come to that one; if not (``use_reentrant=True``),
         it comes to this one.
         """
-        this = self._pass()
-        if in_backward():
+        this, again = self.current, in_backward()
+        if this is None or not (again or self.inside or this.fits(rows)):
+            self.backwards.outside()
+            this = self.current = Pass()  # not the model itself, only a part of it
+        if again:
             return this.hooked[block] < this.calls[block]
         this.calls[block] += 1
+        if block.region_terms is None:
+            this.seen[rows] += 1
         return True
 
-    def _pass(self) -> Pass:
-        if self.current is None:  # the model itself was not called, only a part of it
-            self.current = Pass(None)
-        return self.current
+    def facing(self, use: Use, x: Any) -> Use:
+        """The use with its layer as the samples of ``x`` lie; matters for whole samples only."""
+        block, layer = use
+        features, this = layer.input_features, self.current
+        if features is None or this is None or not isinstance(x, Tensor):
+            return use
+        if block.region_terms is not None or not (block.structure.pooled or self.taping):
+            return use
+        return block, self.axes.facing(layer, x.shape[: x.ndim - features], this.samples)
 
-    def _watch(self, module: nn.Module, uses: list[Use]) -> list[RemovableHandle]:
-        """Watch the projections in a module that calls functions on its weights."""
-        blocks = {layer: block for block, layer in uses if isinstance(layer, Projection)}
-        layers = list(blocks)
-        entered: list[ExitStack] = []
 
-        def seen(layer: Projection[Any], x: Any, out: Tensor, view: View) -> None:
-            block = blocks[layer]
-            if self.count_call(block) and out.requires_grad and torch.is_grad_enabled():
-                self.watch_gradient((block, layer), x, out, view)
+class _ProjectionHooks:
+    """Watches the projections in a module that calls functions on its weights."""
 
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            while entered:  # a KeyboardInterrupt runs no hook, so the last call did not leave
-                entered.pop().close()
-            watch = layers[0].watch(layers, seen, (*args, *kwargs.values()))
-            entered.append(ExitStack())
-            entered[-1].enter_context(watch)
+    def __init__(self, capture: Capture, uses: list[Use]) -> None:
+        self.capture = capture
+        self.blocks = {layer: block for block, layer in uses if isinstance(layer, Projection)}
+        self.entered: list[ExitStack] = []
 
-        def leave(module: nn.Module, args: Any, out: Any) -> None:
-            if entered:  # not if another hook failed before the mode was entered
-                entered.pop().close()
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        while self.entered:  # a KeyboardInterrupt runs no hook, so the last call did not leave
+            self.entered.pop().close()
+        layers = list(self.blocks)
+        watch = layers[0].watch(layers, self.seen, (*args, *kwargs.values()))
+        self.entered.append(ExitStack())
+        self.entered[-1].enter_context(watch)
 
-        return [
-            module.register_forward_pre_hook(Hook(enter), with_kwargs=True),
-            # Also after an exception, or the mode would stay on for the rest of the program.
-            module.register_forward_hook(Hook(leave), always_call=True),
-        ]
+    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self.entered:  # not if another hook failed before the mode was entered
+            self.entered.pop().close()
+
+    def seen(self, layer: Projection[Any], x: Any, out: Tensor, view: View) -> None:
+        capture, block = self.capture, self.blocks[layer]
+        rows = len(x) if isinstance(x, Tensor) else x.count
+        if capture.count_call(block, rows) and out.requires_grad and torch.is_grad_enabled():
+            capture.watch_gradient((block, layer), x, out, view)
 
 
 class _ForwardHook:
@@ -259,8 +289,12 @@ class _ForwardHook:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         capture, (block, layer) = self.capture, self.use
-        if capture.count_call(block) and torch.is_grad_enabled() and out.requires_grad:
-            capture.watch_gradient(self.use, layer.keep(args, kwargs, out), out, layer.arrange)
+        x = args[0] if args else next(iter(kwargs.values()))
+        if not capture.count_call(block, layer.count(x)):
+            return
+        if torch.is_grad_enabled() and out.requires_grad:
+            use = capture.facing(self.use, x)
+            capture.watch_gradient(use, use[1].keep(args, kwargs, out), out, use[1].arrange)
 
 
 class _GradientHook:
@@ -268,82 +302,51 @@ class _GradientHook:
 
     def __init__(self, capture: Capture, use: Use, x: Any, this: Pass, view: View) -> None:
         self.capture, self.use, self.x, self.this, self.view = capture, use, x, this, view
+        self.kept: Tensor | None = None  # the gradients until now, of a graph that is retained
 
     def __call__(self, g: Tensor) -> None:
         if torch.is_grad_enabled():  # create_graph=True: the gradient of the loss comes later
             self.capture.skipped = True
+            if g.requires_grad:
+                g.register_hook(self.second_order)
             return
         g = self.view(g.detach())
         self.this.rows = max(self.this.rows, len(g))
         self.capture.mark_returned(self.this)
-        self.capture.on_pair(self.use, self.x, g, self.this)
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
-            self.x = None  # as autograd does, so that activations are freed on the way back
+        self.kept = g if self.kept is None else self.kept + g
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            self.capture.waiting[self] = None
+            return
+        self.finish()
+        self.x = None  # as autograd does, so that activations are freed on the way back
+
+    def finish(self) -> None:
+        g, self.kept = self.kept, None
+        self.capture.waiting.pop(self, None)
+        if g is not None:
+            self.capture.on_pair(self.use, self.x, g, self.this)
+
+    def second_order(self, g: Tensor) -> None:
+        """The loss depends on this gradient."""
+        if not torch.is_grad_enabled():
+            layer = self.use[1]
+            self.capture.second_order = f"{layer.kind} {layer.name!r}"
 
 
 class _OutputHook:
-    """The hook on the model's own output."""
+    """The hook on the model's own output, before the backward pass goes on into the model."""
 
     def __init__(self, capture: Capture, this: Pass) -> None:
         self.capture, self.this = capture, this
 
     def __call__(self, g: Tensor) -> None:
+        capture, this = self.capture, self.this
         if not torch.is_grad_enabled():
-            self.capture.mark_returned(self.this)
-            self.capture.current = self.this  # what is recomputed from here on belongs to it
+            capture.mark_returned(this)
+            capture.current = this  # what is recomputed from here on belongs to it
 
-
-class _PredictionHook:
-    """The hook on what the model predicts, before the backward pass goes on into the model."""
-
-    def __init__(self, capture: Capture, this: Pass) -> None:
-        self.capture, self.this = capture, this
-
-    def __call__(self, g: Tensor) -> None:
-        if torch.is_grad_enabled() or self.capture.on_output is None:
-            return
-        found = self.capture.outputs.pop(self.this, None)  # only the first time
-        if found is not None and self.this.tape:
+    def predicts(self, g: Tensor) -> None:
+        """It is what the loss is computed from."""
+        found = None if torch.is_grad_enabled() else self.capture.outputs.pop(self.this, None)
+        if found is not None and self.this.tape and self.capture.on_output is not None:
             self.capture.on_output(self.this, *found)
-
-
-def prediction(out: Any) -> Tensor | None:
-    """What the loss is computed from: the output itself, its ``logits``, or its first tensor that
-    has a gradient.
-
-    Arguments:
-        out: what a model has returned.
-    """
-    if isinstance(out, Mapping) and "logits" in out:
-        out = out["logits"]
-    found = tensors_of(getattr(out, "logits", out))
-    return next((t for t in found if t.requires_grad and t.ndim), None)
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists and mappings."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_of(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name))
-
-
-def leading_size(values: tuple[Any, ...], axis: int) -> int | None:
-    """The number of samples in what a model was called with: the leading size of its first tensor,
-    or the length of a list (of images of different sizes)."""
-    for value in values:
-        if isinstance(value, list):
-            return len(value)
-        if isinstance(value, PackedSequence):
-            return int(value.batch_sizes[0])
-        for tensor in tensors_of(value):
-            if tensor.ndim > axis:
-                return tensor.shape[axis]
-    return None

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.hooks import Pass, Use
+from natgrad.capture.hooks import Use
+from natgrad.capture.passes import Pass
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.capture.wrappers import no_autocast
 from natgrad.comm.layouts import full_tensor

@@ -1,22 +1,30 @@
 """Checkpoints that all ranks write and read together, by ``torch.distributed.checkpoint``.
 
-A new checkpoint is written beside the last one and replaces it when it is complete, so that there
-is a good one at any time. Reading reshards: the number of ranks may be another one.
+A new checkpoint is written beside the last one and replaces it when it is complete and on the disk,
+so that there is a good one at any time. Reading reshards: the number of ranks may be another one.
+Files are compared with their checksums, and all is read beside what is there before any of it is
+replaced: a checkpoint that cannot be read changes nothing.
 """
 
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from natgrad.comm import checksums
 from natgrad.comm.base import Communicator
+from natgrad.comm.layouts import local
 from natgrad.comm.process_groups import ProcessGroups
 from natgrad.comm.transfers import communication_error
-from natgrad.errors import CheckpointError, SettingError
+from natgrad.errors import CheckpointError, SettingError, first_line
 
 Folder = str | PathLike[str]
 METADATA = ".metadata"  # written by torch when all else is
@@ -42,7 +50,9 @@ def write(comm: Communicator, folder: Folder, state: dict[str, Any]) -> None:
         state_dict_saver.save(
             state, storage_writer=writer, process_group=group, no_dist=comm.size == 1
         )
-    _on_rank_0(comm, place, place.replace)
+    own = place.unfinished.glob(f"__{comm.rank}_*.distcp")
+    found = comm.gather(checksums.digests(own))
+    _on_rank_0(comm, place, partial(place.replace, found))
 
 
 def read(comm: Communicator, folder: Folder, state: dict[str, Any]) -> None:
@@ -55,15 +65,45 @@ def read(comm: Communicator, folder: Folder, state: dict[str, Any]) -> None:
             overwritten in place.
     """
     from torch.distributed.checkpoint import state_dict_loader
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    from natgrad.comm.plain_reading import PlainPlanner, PlainReader
 
     place, group = CheckpointFolder(folder), _group(comm)
     _on_rank_0(comm, place, place.find)
+    beside = _beside(state)
     with _as_natgrad_error(comm, f"load from '{place.folder}'"):
-        reader = FileSystemReader(place.folder)
+        reader = PlainReader(place.folder)
         state_dict_loader.load(
-            state, storage_reader=reader, process_group=group, no_dist=comm.size == 1
+            beside,
+            storage_reader=reader,
+            planner=PlainPlanner(),
+            process_group=group,
+            no_dist=comm.size == 1,
         )
+    _take(state, beside)
+
+
+def verify(comm: Communicator, folder: Folder) -> None:
+    """Raise, on all ranks, if a file of a checkpoint is not as it was written. Each rank looks at
+    some of them.
+
+    Arguments:
+        comm: the ranks that read together: of a process group, or one alone.
+        folder: with a complete checkpoint; the same on all ranks.
+    """
+    place = CheckpointFolder(folder)
+    _on_rank_0(comm, place, place.find)
+    files = sorted(path.name for path in place.folder.iterdir())
+    problem: str | None = None
+    try:
+        checksums.verify(place.folder, files[comm.rank :: comm.size])
+        if comm.rank == 0:
+            checksums.verify_names(place.folder, files)
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    for found in comm.gather(problem):
+        if found is not None:
+            raise CheckpointError(found)
 
 
 def names(comm: Communicator, folder: Folder) -> set[str]:
@@ -73,12 +113,17 @@ def names(comm: Communicator, folder: Folder) -> set[str]:
         comm: the ranks that read together: of a process group, or one alone.
         folder: with a complete checkpoint; the same on all ranks.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from natgrad.comm.plain_reading import PlainReader
 
     place = CheckpointFolder(folder)
     _on_rank_0(comm, place, place.find)
-    with _as_natgrad_error(comm, f"load from '{place.folder}'"):
-        return set(FileSystemReader(place.folder).read_metadata().state_dict_metadata)
+    try:
+        return set(PlainReader(place.folder).read_metadata().state_dict_metadata)
+    except Exception as error:  # damaged pickles raise anything
+        raise CheckpointError(
+            f"The table of contents '{place.folder / METADATA}' cannot be read "
+            f"({first_line(error).rstrip('.')}): take another copy of the folder."
+        ) from error
 
 
 class CheckpointFolder:
@@ -113,12 +158,20 @@ class CheckpointFolder:
         shutil.rmtree(self.unfinished, ignore_errors=True)
         self.unfinished.mkdir(parents=True)
 
-    def replace(self) -> None:
-        """Let the new checkpoint take the place of the last one."""
+    def replace(self, found: Sequence[Mapping[str, list[int | str]]]) -> None:
+        """Let the new checkpoint take the place of the last one, once all of it is on the disk.
+
+        Arguments:
+            found: checksums of the files of each rank.
+        """
+        own = checksums.digests([self.unfinished / METADATA])
+        checksums.write(self.unfinished, own | {k: v for each in found for k, v in each.items()})
+        checksums.flush(self.unfinished)
         shutil.rmtree(self.replaced, ignore_errors=True)
         if self.folder.exists():
             self.folder.rename(self.replaced)
         self.unfinished.rename(self.folder)
+        checksums.flush(self.folder.parent)
         shutil.rmtree(self.replaced, ignore_errors=True)
 
     def _recover(self) -> None:
@@ -130,7 +183,30 @@ class CheckpointFolder:
         if not self.folder.is_dir():
             return [self.folder.name]
         names = sorted(path.name for path in self.folder.iterdir())
-        return [name for name in names if name != METADATA and not name.endswith(".distcp")]
+        known = (METADATA, checksums.NAME)
+        return [name for name in names if name not in known and not name.endswith(".distcp")]
+
+
+def _beside(value: Any) -> Any:
+    """The same with new tensors of the same kinds, to be read into."""
+    if isinstance(value, Tensor):
+        return torch.empty_like(value)
+    if isinstance(value, dict):
+        return {key: _beside(item) for key, item in value.items()}
+    return [_beside(item) for item in value] if isinstance(value, list) else value
+
+
+@torch.no_grad()
+def _take(state: Any, beside: Any) -> None:
+    """Overwrite what is there by what was read: tensors in place."""
+    for key in state if isinstance(state, dict) else range(len(state)):
+        old, new = state[key], beside[key]
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            local(old).copy_(local(new))
+        elif isinstance(old, dict | list) and type(old) is type(new) and len(old) == len(new):
+            _take(old, new)
+        else:
+            state[key] = new
 
 
 def _group(comm: Communicator) -> Any:

@@ -13,7 +13,6 @@ further block becomes ready.
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from natgrad.capture.blocks import Block
 from natgrad.errors import CaptureError
@@ -37,14 +36,13 @@ class Preconditioning:
         team: Team,
         gradients: Gradients,
         settings: KFACSettings,
-        optimizer: Optimizer | None,
+        rates: LearningRates,
         low_rank: LowRankGradients,
         prediction: QuadraticModel,
     ) -> None:
         self.team, self.gradients, self.settings = team, gradients, settings
         self.motion = team.motion
-        self.low_rank, self.prediction = low_rank, prediction
-        self.rates = LearningRates(optimizer)
+        self.rates, self.low_rank, self.prediction = rates, low_rank, prediction
         self.zeroed = 0  # steps whose gradient was not finite
         self._factor: Tensor | None = None  # what the last step was multiplied by
         self.stacks: list[Stack] = []

@@ -20,11 +20,15 @@ from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.structures import Structure
 
 
-def check_model(model: Any, optimizer: Any, kl_clip: Any) -> None:
+def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise SettingError(
             f"model is a {type(model).__name__} but must be a torch.nn.Module: pass the network."
         )
+
+
+def check_optimizer(model: nn.Module, optimizer: Any, kl_clip: Any, scaler: Any) -> None:
+    """When it is given, and when another one takes its place."""
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise SettingError(
             f"optimizer is a {type(optimizer).__name__} but must be a torch.optim.Optimizer or "
@@ -35,6 +39,20 @@ def check_model(model: Any, optimizer: Any, kl_clip: Any) -> None:
             f"kl_clip={kl_clip!r} needs the learning rate, and there is no optimizer to ask: pass "
             "KFAC(model, optimizer), or kl_clip=None."
         )
+    if optimizer is None and scaler is not None:
+        raise SettingError(
+            "scaler needs the optimizer whose gradients it unscales: pass KFAC(model, optimizer, "
+            "scaler=scaler)."
+        )
+    if optimizer is not None and kl_clip is not None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = {id(p) for p in model.parameters()}
+        if own and held.isdisjoint(own):
+            raise SettingError(
+                f"optimizer ({type(optimizer).__name__}) has none of the parameters of "
+                f"{type(model).__name__}, so that kl_clip={kl_clip!r} would have no learning rate: "
+                "pass the optimizer of this very model, or kl_clip=None."
+            )
 
 
 def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
@@ -102,7 +120,7 @@ def regions(loss: MeanLoss | SumLoss, curvature: Fisher) -> dict[str, float]:
     return {name: float(terms) / loss.terms_per_sample for name, terms in (given or {}).items()}
 
 
-def check_tensors(factor_dtype: Any, half_products: Any, scaler: Any, optimizer: Any) -> None:
+def check_tensors(factor_dtype: Any, half_products: Any, scaler: Any) -> None:
     dtype = isinstance(factor_dtype, torch.dtype) and factor_dtype.is_floating_point
     if factor_dtype is not None and not dtype:
         raise SettingError(
@@ -118,9 +136,4 @@ def check_tensors(factor_dtype: Any, half_products: Any, scaler: Any, optimizer:
         raise SettingError(
             f"scaler is a {type(scaler).__name__} but must be a torch.amp.GradScaler or None: pass "
             "the one that scales the loss."
-        )
-    if scaler is not None and optimizer is None:
-        raise SettingError(
-            "scaler needs the optimizer whose gradients it unscales: pass KFAC(model, optimizer, "
-            "scaler=scaler)."
         )

@@ -20,8 +20,8 @@ class LearningRates:
 
     def __init__(self, optimizer: Optimizer | None) -> None:
         self.optimizer = optimizer
+        self._parameters: list[list[int]] = []
         self._group: dict[int, int] = {}
-        self._sizes: list[int] = []
         self._values: list[float] = []
         self.version = 0  # changes whenever a learning rate does
 
@@ -30,10 +30,11 @@ class LearningRates:
         if self.optimizer is None:
             return
         groups = self.optimizer.param_groups
-        sizes = [len(group["params"]) for group in groups]
         values = [float(group["lr"]) for group in groups]
-        if self._sizes != sizes:
-            self._sizes = sizes
+        # Other ones in a copy, after another optimizer has come, and where one was put in a group.
+        parameters = [[id(p) for p in group["params"]] for group in groups]
+        if self._parameters != parameters:
+            self._parameters = parameters
             self._group = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
         elif self._values == values:
             return

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.hooks import Hook, in_backward, remove
+from natgrad.capture.module_hooks import Hooks, in_backward
 from natgrad.comm.layouts import is_sharded
 from natgrad.layers.linear import Linear
 from natgrad.structures import Kronecker
@@ -29,13 +29,10 @@ class LowRankGradients:
     def __init__(self, blocks: list[Block], enabled: bool) -> None:
         self._pairs: dict[Block, tuple[Tensor, Tensor] | None] = {}
         self._probes: dict[Block, Tensor] = {}
-        self._handles = [
-            block.layers[0].module.register_forward_hook(
-                Hook(_KeepPair(self, block)), with_kwargs=True
-            )
-            for block in (blocks if enabled else [])
-            if _candidate(block)
-        ]
+        self._hooks = Hooks()
+        for block in filter(_candidate, blocks if enabled else []):
+            register = block.layers[0].module.register_forward_hook
+            self._hooks.add(register, _KeepPair(self, block), with_kwargs=True)
 
     @property
     def found(self) -> bool:
@@ -46,7 +43,7 @@ class LowRankGradients:
         self._pairs.clear()
 
     def detach(self) -> None:
-        remove(self._handles)
+        self._hooks.remove()
         self.forget()
 
     def keep(self, block: Block, a: Tensor, g: Tensor) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.hooks import Capture, Pass
+from natgrad.capture.hooks import Capture
+from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
 from natgrad.comm.layouts import full_tensor, reshard_like
 from natgrad.curvature.fisher import Fisher, MonteCarloFisher
@@ -58,8 +59,10 @@ class Observation:
             (edge.node, edge.output_nr): edge for _, _, edge, _ in this.tape
         }
         tape = [(use, full_tensor(x), edge, view) for use, x, edge, view in this.tape]
+        self.capture.mark_returned(this)
         generator = self._generator(output.device)
         vectors = self.curvature.vectors(full_tensor(output), full_tensor(targets), generator)
+        found_any = False
         for draw, vector in enumerate(vectors):
             found = torch.autograd.grad(
                 start,
@@ -69,13 +72,18 @@ class Observation:
                 allow_unused=True,
             )
             grads = dict(zip(edges, found, strict=True))
+            found_any |= any(g is not None for g in found)
             for use, x, edge, view in tape:
                 g = grads[edge.node, edge.output_nr]
                 if g is not None:
                     g = view(g)
                     this.rows = max(this.rows, len(g))
                     self.statistics.add(use, x, g, this, draw)
-        self.capture.mark_returned(this)
+        if not found_any:
+            raise CaptureError(
+                "observe() was given an output that is not of the model's last forward pass: call "
+                "it before the model is called again."
+            )
         if self.on_complete is not None:
             for block in dict.fromkeys(use[0] for use, *_ in this.tape):
                 self.on_complete(block, this)

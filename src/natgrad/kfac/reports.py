@@ -56,15 +56,15 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
     for raw, parameter in model.named_parameters():
         name, block = clean(raw), owner.get(id(parameter))
         shape = " x ".join(map(str, parameter.shape)) or "1"
-        if block is not None:
+        if block is not None and not block.lost:
             done[name] = repr(block.structure)
             rows.append((name, shape, block.kind, repr(block.structure), _state(block)))
             numbers["covered"] += parameter.numel()
         else:
-            why = uncovered[name]
-            left[name] = why.reason
-            rows.append((name, shape, why.kind, "", f"left to the optimizer: {why.reason}"))
-            numbers["frozen" if why.reason == "frozen" else "left"] += parameter.numel()
+            kind, reason = _left(parameter, block, uncovered.get(name))
+            left[name] = reason
+            rows.append((name, shape, kind, "", f"left to the optimizer: {reason}"))
+            numbers["frozen" if reason == "frozen" else "left"] += parameter.numel()
     trained = numbers["covered"] + numbers["left"]
     share = 100 * numbers["covered"] / max(1, trained)
     footer = (
@@ -74,6 +74,18 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
     return Coverage(
         "Coverage", tuple(map(Column, columns)), tuple(rows), footer, covered=done, uncovered=left
     )
+
+
+def _left(parameter: Tensor, block: Block | None, why: Uncovered | None) -> tuple[str, str]:
+    """Kind of layer and reason, as the model is now: it may have changed since."""
+    kind = block.kind if block is not None else why.kind if why is not None else ""
+    if not parameter.requires_grad:
+        return kind, "frozen"
+    if block is not None:
+        return kind, f"a parameter of the block was {block.lost} after KFAC was made"
+    if why is None:
+        return kind, "not there when KFAC was made"
+    return kind, "frozen when KFAC was made" if why.reason == "frozen" else why.reason
 
 
 def _state(block: Block) -> str:

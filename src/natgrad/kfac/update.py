@@ -82,7 +82,8 @@ class Update:
 
     def _complain_of_silence(self, step: int, blocks: list[Block], totals: StepTotals) -> None:
         everywhere = totals.gradients.values()  # all ranks must complain, or none
-        here = (p.grad is not None for block in blocks for p in block.parameters)
+        mine = (block for block in blocks if not block.lost)
+        here = (p.grad is not None for block in mine for p in block.parameters)
         if not any(here if self.team.alone else everywhere):
             return
         if self.curvature.observes:
@@ -98,8 +99,10 @@ class Update:
 
 
 def _has_moved(block: Block) -> bool:
-    """Whether there is a gradient for this block that is not 0."""
-    return any(p.grad is not None and bool(local(p.grad).any()) for p in block.parameters)
+    """Whether there is a gradient for this block that is not 0, and that it preconditions."""
+    return not block.lost and any(
+        p.grad is not None and bool(local(p.grad).any()) for p in block.parameters
+    )
 
 
 def _silence(block: Block) -> str:

@@ -84,7 +84,8 @@ class AttentionWatch(Watch[AttentionProjection]):
 
     def _report(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         source = weight if weight._base is None else weight._base
-        first = weight.storage_offset() // weight.shape[1]  # of the rows of source in this call
+        # Of the rows of source in this call. A source may lie anywhere in a flat buffer.
+        first = (weight.storage_offset() - source.storage_offset()) // weight.shape[1]
         for layer in self.layers:
             if layer.source is not source:
                 continue

@@ -38,6 +38,7 @@ class Layer(ABC, Generic[M]):
     output_features: int | None = None
     groups: int = 1
     batch_axis: int = 0
+    axis_given: bool = False  # whether the user said so; otherwise batches may show another one
 
     def __init__(self, name: str, module: M) -> None:
         self.name = name
@@ -160,6 +161,18 @@ class Layer(ABC, Generic[M]):
             g: as autograd gives it, shaped like the module's output.
         """
         return self.samples_first(g, self.output_features)
+
+    def count(self, x: Any) -> int:
+        """The samples in an input, as far as its leading size tells.
+
+        Arguments:
+            x: the first argument of a forward call.
+        """
+        features = self.input_features
+        if not isinstance(x, Tensor) or x.ndim == (features or 0):
+            return 1
+        moved = features is not None and x.ndim > features + self.batch_axis
+        return int(x.shape[self.batch_axis if moved else 0])
 
     def samples_first(self, t: Tensor, features: int | None) -> Tensor:
         """A tensor with the samples' axis in front; an unbatched tensor is one sample.

@@ -162,6 +162,11 @@ class Packed:
         return self.steps.samples_first(self.rows)
 
     @property
+    def count(self) -> int:
+        """Of samples."""
+        return self.steps.sizes[0]
+
+    @property
     def real(self) -> Tensor:
         """``[n, steps, 1]``: 1 up to the end of a sample, then 0."""
         return self.steps.samples_first(self.rows.new_ones(len(self.rows), 1))

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from natgrad.capture.hooks import leading_size, tensors_of
+from natgrad.capture.passes import leading_size, tensors_of
 from natgrad.errors import SettingError
 
 LABELS = "labels"  # as Hugging Face calls the targets

@@ -36,19 +36,26 @@ class Gradients:
     """
 
     def __init__(self, team: Team, parameters: Iterable[nn.Parameter]) -> None:
-        self.team, self.parameters = team, [p for p in parameters if p.requires_grad]
+        self.team = team
         self.are_local = team.plan.world.gradients_are_local and not team.alone
         self.travel = team.plan.travels
-        self.sharded = [p for p in self.parameters if is_sharded(p)]
         self._full: dict[int, Tensor] = {}
         self._ready: Sequence[Block] = ()
         self._present: list[Block] | None = None
-        self._plain = not self.travel and not self.sharded
         wire, plan = team.gradient_wire, team.plan
         self._rounds = wire != Plain(team.gradient_dtype)
         self._summing = Summing(team, plan.routes.sums, wire, wire.summed_as, "gradients")
         copies = [op for op in plan.apply if isinstance(op, Gather | Return)]
         self._copying = Copying(team, copies, wire, "gradients")
+        self.follow(parameters)
+
+    def follow(self, parameters: Iterable[nn.Parameter]) -> None:
+        """These are the model's from now on; those that are trained have gradients."""
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.sharded = [p for p in self.parameters if is_sharded(p)]
+        blocks = self.team.blocks.values()
+        self._lost = {id(p) for block in blocks if block.lost for p in block.parameters}
+        self._plain = not self.travel and not self.sharded and not self._lost
         self._sharded_ids = {id(p) for p in self.sharded if local(p).shape != p.shape}
         self._offsets = {id(p): [first for first, _ in box_of(p)] for p in self.parameters}
 
@@ -64,7 +71,7 @@ class Gradients:
         """The full gradients of parameters that are preconditioned here."""
         if self._plain:
             return [p.grad for p in parameters]
-        return [None if p.grad is None else self.read(p) for p in parameters]
+        return [None if p.grad is None or id(p) in self._lost else self.read(p) for p in parameters]
 
     def here(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """This rank's local part of the gradients of these parameters, of those that have one."""
@@ -196,19 +203,22 @@ class Gradients:
     # Local gradients.
 
     def _all_reduce(self, parameters: Sequence[nn.Parameter], weight: float) -> None:
-        """All-reduce of local gradients, in one buffer; a missing one is sent as zeros."""
+        """All-reduce of local gradients, in one buffer; a missing one is sent as zeros, and so is
+        what is not in a sparse one."""
         if not parameters:
             return
         dtype = self.team.gradient_dtype
         parts = [
             torch.zeros_like(p, dtype=dtype).flatten()
             if p.grad is None
-            else (p.grad * weight).to(dtype).flatten()
+            else (p.grad.to_dense() * weight).to(dtype).flatten()
             for p in parameters
         ]
         summed = self.team.comm.total(torch.cat(parts), "gradients").wait()
         for p, part in zip(parameters, summed.split([p.numel() for p in parameters]), strict=True):
-            if p.grad is not None:
+            if p.grad is not None and p.grad.is_sparse:  # rows that any rank has looked up
+                p.grad = part.view_as(p).to(p.dtype).to_sparse(1)
+            elif p.grad is not None:
                 p.grad.copy_(part.view_as(p))
             elif bool(part.any()):  # other ranks used it: their update must happen here, too
                 p.grad = part.view_as(p).to(p.dtype)

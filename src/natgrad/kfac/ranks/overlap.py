@@ -8,7 +8,7 @@ something says that no other backward pass follows before the step, as DDP's ``n
 from collections.abc import Callable
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.hooks import Pass
+from natgrad.capture.passes import Pass
 from natgrad.kfac.ranks.reduction import Reducer
 from natgrad.kfac.step import StatisticsScale
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from natgrad.comm.checkpoints import Folder, names, read, write
+from natgrad.comm.checkpoints import Folder, names, read, verify, write
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.kfac.state.checkpoint import Saveable, resume, summary
 from natgrad.kfac.state.entries import Entry, entries, saved
@@ -80,11 +80,12 @@ def save(shards: Shards, folder: Folder, beside: Mapping[str, Any]) -> None:
 def load(shards: Shards, folder: Folder, beside: dict[str, Any]) -> None:
     _check_names(beside)
     comm = shards.kfac.comm
+    verify(comm, folder)
+    known = names(comm, folder)
     header: dict[str, Any] = {NAME: {HEADER: ""}}
     read(comm, folder, header)
     shards.check(header[NAME][HEADER])  # before anything is read into the model
     items = {**beside, NAME: shards}
-    known = names(comm, folder)
     stateless = {
         name: item
         for name, item in beside.items()

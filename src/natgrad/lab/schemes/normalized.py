@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from natgrad.capture.hooks import remove, tensors_of
+from natgrad.capture.passes import tensors_of
 from natgrad.errors import SettingError
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
@@ -40,7 +40,8 @@ def normalized_layers(model: nn.Module, *inputs: Any, **named: Any) -> dict[str,
         with _evaluation(model), watch:
             out = model(*inputs, **named)
     finally:
-        remove(handles)
+        for handle in handles:
+            handle.remove()
     watch.taken(out)
     good = watch.layers()
     elsewhere = {p for module in model.modules() if module not in good for p in _own(module)}

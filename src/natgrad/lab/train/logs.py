@@ -89,12 +89,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     found = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:  # a process that was killed left half of one
+        except ValueError:  # a process that was killed left half of one
             continue
-        if isinstance(line, dict) and "step" in line:
+        if isinstance(line, dict) and type(line.get("step")) is int and "kind" in line:
             found.append(line)
     return found
 

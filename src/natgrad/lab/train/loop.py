@@ -13,12 +13,13 @@ import torch
 from natgrad.comm import Communicator
 from natgrad.comm.agreement import raise_on_all_ranks
 from natgrad.comm.torchrun import joined
-from natgrad.errors import CheckpointError, SettingError
+from natgrad.errors import CheckpointError, NatgradError, SettingError, first_line
 from natgrad.lab.train import toml
 from natgrad.lab.train.initial_weights import load_start, start_file
 from natgrad.lab.train.interruption import Interruption
 from natgrad.lab.train.logs import Log, NoLog
 from natgrad.lab.train.progress_line import NoRunProgress, Progress
+from natgrad.lab.train.run_lock import RunLock
 from natgrad.lab.train.settings import FREE, Settings
 from natgrad.lab.train.state import Checkpoints, writable, write_text
 from natgrad.lab.train.training import Training
@@ -69,7 +70,11 @@ def train(
     with joined() as (comm, device):
         shown = progress if comm.rank == 0 and progress is not None else NoRunProgress()
         watch = Interruption() if interruption is None else nullcontext(interruption)
-        return _train(settings, Path(folder), comm, device, shown, watch, resume=resume)
+        lock = RunLock(Path(folder))
+        try:
+            return _train(settings, Path(folder), comm, device, shown, watch, lock, resume=resume)
+        finally:
+            lock.release()
 
 
 def _train(
@@ -79,11 +84,12 @@ def _train(
     device: torch.device,
     progress: Progress,
     watch: AbstractContextManager[Interruption],
+    lock: RunLock,
     *,
     resume: bool,
 ) -> Outcome:
     first = comm.rank == 0
-    checkpoints = _prepared(settings, folder, comm, resume=resume)
+    checkpoints = _prepared(settings, folder, comm, lock, resume=resume)
     run = Training(settings, comm, device)
     start, metrics, elapsed = _resumed(run, checkpoints, folder)
     if first:
@@ -192,7 +198,9 @@ class TrainingClock:
         return 0.0 if self.run.kfac is None else sum(self.run.kfac.watch.seconds.values())
 
 
-def _prepared(settings: Settings, folder: Path, comm: Communicator, *, resume: bool) -> Checkpoints:
+def _prepared(
+    settings: Settings, folder: Path, comm: Communicator, lock: RunLock, *, resume: bool
+) -> Checkpoints:
     """Before anything takes long; what is wrong on the first rank is raised on all."""
     checkpoints = Checkpoints(folder / "checkpoints", settings.keep, comm)
 
@@ -207,6 +215,7 @@ def _prepared(settings: Settings, folder: Path, comm: Communicator, *, resume: b
         if settings.start_from and not checkpoints.steps():
             start_file(settings.start_from)
         writable(folder)
+        lock.take()
 
     raise_on_all_ranks(comm, check if comm.rank == 0 else lambda: None)
     return checkpoints
@@ -250,8 +259,17 @@ def _resumed(
             raise_on_all_ranks(run.comm, lambda: load_start(run.network, source))
         return 0, {}, 0.0
     state, shares = found
-    run.load(state, shares)
-    return step, dict(state["metrics"]), float(state["elapsed"])
+    try:
+        metrics, elapsed = dict(state["metrics"]), float(state["elapsed"])
+        run.load(state, shares)
+    except NatgradError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"The checkpoint of step {step} in {folder} is not a state of this run "
+            f"({type(error).__name__}: {first_line(error)}): remove it, to go on from another one."
+        ) from error
+    return step, metrics, elapsed
 
 
 def _reached(settings: Settings, metrics: dict[str, float]) -> bool:

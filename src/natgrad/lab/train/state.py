@@ -1,7 +1,9 @@
 """Checkpoints that are complete or not there at all.
 
 Each is a folder ``step-N``: written beside the others under another name, flushed to the disk, and
-renamed when all of it is there. So whatever ends a run, the last good one stays.
+renamed when all of it is there. So whatever ends a run, the last good one stays. Files are compared
+with their checksums before they are read; one that is not as it was written gives way to the one
+before.
 """
 
 import os
@@ -10,13 +12,12 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from pickle import PickleError
 from typing import Any
 
 import torch
 
-from natgrad.comm import Communicator
-from natgrad.errors import CheckpointError, NatgradError, first_line
+from natgrad.comm import Communicator, checksums
+from natgrad.errors import CheckpointError, first_line
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
@@ -59,10 +60,11 @@ class Checkpoints:
                 _write(unfinished / f"share-{rank}.pt", share)
 
         def publish() -> None:
-            _flush(unfinished)
+            checksums.write(unfinished, checksums.digests(sorted(unfinished.glob("*.pt"))))
+            checksums.flush(unfinished)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(unfinished, final)
-            _flush(self.folder)
+            checksums.flush(self.folder)
             for old in self.steps()[: -self.keep]:
                 shutil.rmtree(self._path(old))
 
@@ -79,16 +81,21 @@ class Checkpoints:
         """The state of the last one that can be read, and the shares of all ranks there were."""
         for step in reversed(self.steps()):
             try:
-                return self._read(step)
-            except NatgradError:
-                raise
-            except (OSError, RuntimeError, EOFError, ValueError, KeyError, PickleError) as error:
+                state, shares = self._read(step)
+            except Exception as error:  # damaged files raise anything
                 reason = _reason(error)
                 warnings.warn(
                     f"The checkpoint {self._path(step)} cannot be read ({reason}): the one before "
                     "it is tried.",
                     stacklevel=2,
                 )
+                continue
+            if state["format"] != FORMAT:
+                raise CheckpointError(
+                    f"The checkpoint {self._path(step)} has format {state['format']} but this "
+                    f"version of natgrad reads {FORMAT}: go on with the version that wrote it."
+                )
+            return state, shares
         if self.steps():
             raise CheckpointError(
                 f"None of the checkpoints in {self.folder} can be read: copy a good one there, or "
@@ -98,12 +105,10 @@ class Checkpoints:
 
     def _read(self, step: int) -> tuple[dict[str, Any], list[Any]]:
         folder = self._path(step)
+        checksums.verify(folder)
         state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-        if state["format"] != FORMAT:
-            raise CheckpointError(
-                f"The checkpoint {folder} has format {state['format']} but this version of natgrad "
-                f"reads {FORMAT}: go on with the version that wrote it."
-            )
+        if not isinstance(state, dict) or not {"format", "step"} <= state.keys():
+            raise ValueError("it is no state of a run")
         names = sorted(folder.glob("share-*.pt"))
         return state, [torch.load(n, map_location="cpu", weights_only=True) for n in names]
 
@@ -162,15 +167,6 @@ def _write(path: Path, value: Any) -> None:
         torch.save(value, file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush(folder: Path) -> None:
-    """What is in it, by name."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _reason(error: Exception) -> str:

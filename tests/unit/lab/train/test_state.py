@@ -1,6 +1,7 @@
 """Checkpoints are complete or not there; whatever fails, the last good one stays."""
 
 import os
+import random
 import subprocess
 import sys
 
@@ -145,3 +146,45 @@ def test_text_is_replaced_as_a_whole(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match=r"cannot be written to \(No space left"):
             write_text(file, "new")
     assert file.read_text() == "old"
+
+
+@pytest.mark.parametrize("kind", ["flip", "cut", "zeros", "of another object"])
+@pytest.mark.parametrize("file", ["state.pt", "share-0.pt", "checksums.json"])
+def test_damage_anywhere_gives_way_to_the_one_before(checkpoints, kind, file):
+    """A flipped bit in a tensor is a tensor as well; only its checksum tells."""
+    chance = random.Random(0)
+    for step in (1, 2):
+        save(checkpoints, step, [{"first": torch.full((50,), float(step))}])
+    path = checkpoints.folder / "step-00000002" / file
+    good = path.read_bytes()
+    for _ in range(1 if kind == "of another object" else 12):
+        wrong, place = bytearray(good), chance.randrange(len(good))
+        if kind == "flip":
+            wrong[place] ^= 1 << chance.randrange(8)
+        elif kind == "cut":
+            wrong = wrong[:place]
+        elif kind == "zeros":
+            wrong[place : place + 40] = bytes(40)
+        else:
+            torch.save(["something"], path)
+            wrong = bytearray(path.read_bytes())
+        path.write_bytes(wrong)
+        if bytes(wrong) == good:
+            continue
+        with pytest.warns(UserWarning, match="step-00000002 cannot be read"):
+            state, shares = checkpoints.load()
+        assert state["step"] == 1
+        assert shares[0][0]["first"][0] == 1
+    path.write_bytes(good)
+    assert checkpoints.load()[0]["step"] == 2
+
+
+@pytest.mark.parametrize("content", [["something"], {"format": 1}, 3.0, {"step": 2}])
+def test_one_without_checksums_that_is_no_state(checkpoints, content):
+    for step in (1, 2):
+        save(checkpoints, step)
+    folder = checkpoints.folder / "step-00000002"
+    (folder / "checksums.json").unlink()
+    torch.save(content, folder / "state.pt")
+    with pytest.warns(UserWarning, match="it is no state of a run"):
+        assert checkpoints.load()[0]["step"] == 1

@@ -1,0 +1,63 @@
+"""Which backward passes came to their end, and whether their gradients are still there.
+
+Statistics are added while a backward pass runs. If it fails in the middle, or its gradients are set
+to zero and the batch is done again, what was added must go as the gradients have gone: otherwise
+samples would count twice, in a step whose gradient is that of the second pass alone.
+
+Autograd calls back at the end of a pass that has not failed. That gradients were thrown away shows
+in the gradients: they are not there, or zero. Zeros are looked for only where a gradient was
+written to between two passes, so that an accelerator need not wait.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.capture.module_hooks import in_backward
+
+
+class Backwards:
+    """Of the time since the last step. ``parameters``: those whose gradients tell."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.failed = False
+        self.running: set[int] = set()
+        self._before: tuple[nn.Parameter, Tensor, int] | None = None
+
+    def forget(self) -> None:
+        self.failed, self.running, self._before = False, set(), None
+
+    def arrived(self) -> None:
+        """A gradient has come back, in a backward pass that may be a new one."""
+        task = torch._C._current_graph_task_id()
+        if task != -1 and task not in self.running:
+            self.running.add(task)
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(partial(self._ended, task))
+
+    def outside(self) -> None:
+        """Something happens that is no part of a backward pass: none can be running."""
+        if self.running and not in_backward():
+            self.failed = True
+            self.running.clear()
+
+    def thrown_away(self) -> bool:
+        """Whether the gradients of all passes before are gone."""
+        if not self.failed:
+            if self._before is None:
+                return False
+            p, gradient, version = self._before
+            if p.grad is gradient and gradient._version == version:
+                return False
+        return all(p.grad is None or not bool(p.grad.any()) for p in self.parameters)
+
+    def _ended(self, task: int) -> None:
+        self.running.discard(task)
+        if not self.running:
+            having = (p for p in self.parameters if p.grad is not None)
+            if (p := next(having, None)) is not None:
+                assert p.grad is not None
+                self._before = (p, p.grad, p.grad._version)

@@ -1,0 +1,126 @@
+"""Forward passes, and how many samples there are in them.
+
+Samples are counted at the model, not at its layers: a layer may be called twice, or see windows or
+tokens as its batch. What the model is called with says how many there are, by the leading size of
+its first tensor. Where several sizes were given, the layers show whether the first one was right.
+
+Where parts of a model are called and never the model itself, the largest batch that a layer saw has
+to do. A pass then begins when a part is called after a gradient has come back to the pass before.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.nn.utils.rnn import PackedSequence
+
+from natgrad.capture.blocks import Block
+
+
+class Pass:
+    """One forward pass of the model, and which gradients of it have arrived.
+
+    ``sizes``: what may be the number of samples, the most likely first; none if the model itself
+    was not called. ``listed``: the first is the length of a list."""
+
+    def __init__(self, sizes: Sequence[int] = (), *, listed: bool = False) -> None:
+        self.sizes, self.listed = tuple(sizes), listed
+        self.samples = sizes[0] if sizes else None
+        self.seen: Counter[int] = Counter()  # sizes of the batches that layers saw
+        self.rows = 0  # the largest of those that a gradient came back to
+        self.returned = False
+        self.doubt = ""
+        self.calls: Counter[Block] = Counter()
+        self.hooked: Counter[Block] = Counter()
+        self.added: Counter[Block] = Counter()
+        self.arrived: Counter[tuple[Block, int]] = Counter()
+        self.pending: dict[tuple[Block, str, int], list[tuple[Tensor, ...]]] = {}
+        self.tape: list[tuple[Any, Any, GradientEdge, Any]] = []
+
+    def fits(self, rows: int) -> bool:
+        """Whether a part that was called with so many rows, outside of the model, belongs to this
+        pass."""
+        return not self.returned and (not self.samples or rows % self.samples == 0)
+
+    def count(self) -> int:
+        return self.rows if self.samples is None else self.samples
+
+    def settle(self) -> None:
+        """All layers have been called: see if they bear out the number of samples."""
+        if self.samples is None:
+            self._settle_parts()
+            return
+        others = [n for n in self.sizes[1:] if n > 1 and n != self.samples and n in self.seen]
+        seen = [n for n in others if all(rows % n == 0 for rows in self.seen)]
+        if self.samples in self.seen or not seen:
+            return
+        first, other = self.samples, seen[0]
+        if first == 1 or self.listed:  # a time step, or two inputs: no layer saw a batch like that
+            self.samples = other
+        self.doubt = (
+            f"The model was called with sizes {first} and {other}. The first is taken for the "
+            f"number of samples, but all layers saw {other}, so KFAC counts {self.samples}: pass "
+            "the tensor with the samples first, or step(samples=...)."
+        )
+
+    def _settle_parts(self) -> None:
+        several = any(calls > 1 for calls in self.calls.values())
+        if len(self.seen) > 1 or several:
+            what = "a layer was called several times" if several else "layers saw several sizes"
+            self.doubt = (
+                f"Parts of the model were called and not the model itself, and {what} "
+                f"({', '.join(map(str, sorted(self.seen)))}), so that KFAC takes the largest for "
+                "the number of samples: call the model, or pass step(samples=...)."
+            )
+
+
+def sample_counts(values: tuple[Any, ...], axis: int) -> list[int]:
+    """What may be the number of samples in what a model was called with: the leading sizes of its
+    tensors, and the lengths of lists (of images of different sizes), in their order."""
+    found: dict[int, None] = {}
+    for value in values:
+        if isinstance(value, PackedSequence):
+            found[int(value.batch_sizes[0])] = None
+            continue
+        if isinstance(value, list):
+            found[len(value)] = None
+        for tensor in tensors_of(value):
+            if tensor.ndim > axis:
+                found[tensor.shape[axis]] = None
+    return list(found)
+
+
+def leading_size(values: tuple[Any, ...], axis: int) -> int | None:
+    """The most likely one of them."""
+    return next(iter(sample_counts(values, axis)), None)
+
+
+def prediction(out: Any) -> Tensor | None:
+    """What the loss is computed from: the output itself, its ``logits``, or its first tensor that
+    has a gradient.
+
+    Arguments:
+        out: what a model has returned.
+    """
+    if isinstance(out, Mapping) and "logits" in out:
+        out = out["logits"]
+    found = tensors_of(getattr(out, "logits", out))
+    return next((t for t in found if t.requires_grad and t.ndim), None)
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_of(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))

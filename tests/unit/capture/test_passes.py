@@ -1,0 +1,291 @@
+"""How many samples a step is over, whatever was called, and which passes count."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.optim import SGD
+
+import natgrad
+from natgrad import KFAC
+from natgrad.capture.passes import leading_size, sample_counts
+from natgrad.errors import CaptureError
+
+GAMMA = 1e-2
+X = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 3
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.encoder, self.middle, self.head = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.double()
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.middle(self.encoder(x).tanh()).tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encode(x))
+
+    def in_parts(self, x: Tensor) -> Tensor:
+        return self.head(self.encode(x))
+
+
+def loss_of(model: Parts, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def oracle(loss=loss_of) -> dict[str, Tensor]:
+    """``(F + damping)^-1 grad`` of every layer, with F from gradients of single samples."""
+    model = Parts()
+    rows = []
+    for x, y in zip(X, Y, strict=True):
+        one = loss(model, x[None], y[None])
+        rows.append(torch.autograd.grad(one, list(model.parameters()), allow_unused=True))
+    found = {}
+    for i, name in enumerate(("encoder", "middle", "head")):
+        each = torch.stack(
+            [torch.cat([r[2 * i], r[2 * i + 1][:, None]], 1).flatten() for r in rows]
+        )
+        matrix = each.mT @ each / len(X) + GAMMA * torch.eye(each.shape[1], dtype=each.dtype)
+        step = torch.linalg.solve(matrix, each.mean(0))
+        found[name] = step.view(len(rows[0][2 * i]), -1)
+    return found
+
+
+def check(model: Parts, expected: dict[str, Tensor]) -> None:
+    for name, step in expected.items():
+        layer = getattr(model, name)
+        found = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
+        torch.testing.assert_close(found, step, msg=name)
+
+
+def started(**settings) -> tuple[Parts, KFAC]:
+    model = Parts()
+    return model, KFAC(
+        model, kl_clip=None, damping=GAMMA, structure=natgrad.Full(), update_every=1, **settings
+    )
+
+
+class TestParts:
+    @pytest.mark.parametrize("chunks", [1, 3])
+    @pytest.mark.parametrize("evaluates", [None, "before", "between", "with a graph"])
+    def test_micro_batches_of_parts(self, chunks, evaluates):
+        model, kfac = started()
+        pairs = zip(X.chunk(chunks), Y.chunk(chunks), strict=True)
+        for i, (x, y) in enumerate(pairs):
+            if (evaluates == "before" and i == 0) or evaluates == "between":
+                with torch.no_grad():
+                    model(torch.randn(7, 5).double())
+            elif evaluates == "with a graph":
+                model(torch.randn(7, 5).double())
+            (F.cross_entropy(model.in_parts(x), y) / chunks).backward()
+        assert kfac.capture.samples() == 12
+        kfac.step()
+        check(model, oracle())
+
+    def test_a_part_that_follows_the_model(self):
+        """As a head outside of it: the same samples, not further ones."""
+        model, kfac = started()
+        out = model(X)
+        F.cross_entropy(out + 0 * model.head(model.encode(X)), Y).backward()
+        assert kfac.capture.samples() == 12
+
+    def test_several_sizes_are_told_of(self):
+        model, kfac = started()
+        flat = model.encode(X[:, None].expand(-1, 4, -1).flatten(0, 1)).view(12, 4, 6).mean(1)
+        F.cross_entropy(model.head(flat), Y).backward()
+        with pytest.warns(UserWarning, match=r"layers saw several sizes \(12, 48\).*step\(samples"):
+            kfac.step()
+        flat = model.encode(X[:, None].expand(-1, 4, -1).flatten(0, 1)).view(12, 4, 6).mean(1)
+        F.cross_entropy(model.head(flat), Y).backward()
+        kfac.step(samples=12)
+
+
+class TestSizes:
+    def test_what_may_be_the_number_of_samples(self):
+        packed = pack_sequence([torch.zeros(n, 2) for n in (5, 3, 2)])
+        assert leading_size((packed,), 0) == 3  # and not those of the last time step
+        assert sample_counts((torch.zeros(1), torch.zeros(4, 2)), 0) == [1, 4]
+        assert sample_counts(([torch.zeros(4, 2), torch.zeros(4)],), 0) == [2, 4]
+        assert sample_counts((torch.zeros(7, 4), {"x": torch.zeros(7, 5)}), 1) == [4, 5]
+        assert sample_counts((torch.tensor(3.0), "text"), 0) == []
+
+    def test_a_time_before_the_samples(self):
+        class Timed(Parts):
+            def forward(self, t: Tensor, x: Tensor) -> Tensor:
+                return super().forward(x * t.mean())
+
+        model = Timed()
+        kfac = KFAC(model, kl_clip=None, damping=GAMMA, structure=natgrad.Full())
+        F.cross_entropy(model(torch.ones(1).double(), X), Y).backward()
+        with pytest.warns(UserWarning, match="sizes 1 and 12.*layers saw 12, so KFAC counts 12"):
+            kfac.step()
+        check(model, oracle())
+
+    def test_a_list_of_inputs(self):
+        class Two(Parts):
+            def forward(self, xs: list[Tensor]) -> Tensor:
+                return super().forward(xs[0] + 0 * xs[1])
+
+        model = Two()
+        kfac = KFAC(model, kl_clip=None, damping=GAMMA, structure=natgrad.Full())
+        F.cross_entropy(model([X, X]), Y).backward()
+        with pytest.warns(UserWarning, match="sizes 2 and 12.*so KFAC counts 12"):
+            kfac.step()
+
+    @pytest.mark.filterwarnings("error")
+    def test_sizes_that_layers_bear_out(self):
+        """A mask of another size, and a list of images, are no reason to worry."""
+
+        class Masked(Parts):
+            def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+                return super().forward(x * mask[0])
+
+        model = Masked()
+        kfac = KFAC(model, kl_clip=None)
+        F.cross_entropy(model(X, torch.ones(6, 5).double()), Y).backward()
+        kfac.step()
+
+
+class TestBackwards:
+    def test_two_losses_on_one_graph(self):
+        def both(model, x, y):
+            out = model(x)
+            return F.cross_entropy(out, y) + out.square().sum(1).mean()
+
+        model, kfac = started()
+        out = model(X)
+        F.cross_entropy(out, Y).backward(retain_graph=True)
+        out.square().sum(1).mean().backward()
+        assert kfac.capture.samples() == 12
+        kfac.step()
+        check(model, oracle(both))
+
+    def test_a_graph_that_is_retained_for_nothing(self):
+        model, kfac = started()
+        F.cross_entropy(model(X), Y).backward(retain_graph=True)
+        kfac.step()
+        check(model, oracle())
+        assert not kfac.capture.waiting
+
+    def test_two_heads_on_one_trunk(self):
+        """The head that only one of the losses reaches has its statistics, too."""
+        model, kfac = started()
+        hidden = model.encode(X)
+        hidden.square().sum(1).mean().backward(retain_graph=True)
+        F.cross_entropy(model.head(hidden), Y).backward()
+        kfac.step(samples=12)
+
+        def both(model, x, y):
+            hidden = model.encode(x)
+            return hidden.square().sum(1).mean() + F.cross_entropy(model.head(hidden), y)
+
+        check(model, oracle(both))
+
+    @pytest.mark.parametrize("to_none", [True, False])
+    @pytest.mark.parametrize("order", ["before forward", "before backward"])
+    def test_gradients_that_were_set_to_zero(self, to_none, order):
+        model, kfac = started()
+        F.cross_entropy(model(3 * X), Y).backward()
+        if order == "before forward":
+            model.zero_grad(set_to_none=to_none)
+        out = model(X)
+        if order == "before backward":
+            model.zero_grad(set_to_none=to_none)
+        F.cross_entropy(out, Y).backward()
+        assert kfac.capture.samples() == 12
+        with pytest.warns(UserWarning, match=r"set to zero before the step.*kfac.discard\(\)"):
+            kfac.step()
+        check(model, oracle())
+
+    @pytest.mark.filterwarnings("error")
+    def test_gradients_that_are_kept_or_scaled_count(self):
+        model, kfac = started()
+        for i, (x, y) in enumerate(zip(X.chunk(3), Y.chunk(3), strict=True)):
+            (F.cross_entropy(model(x), y) / 3).backward()
+            if i == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        assert kfac.capture.samples() == 12
+        kfac.step()
+        check(model, oracle())
+
+    @pytest.mark.filterwarnings("error")
+    def test_gradients_that_are_taken_by_hand_count(self):
+        model, kfac = started()
+        total = [torch.zeros_like(p) for p in model.parameters()]
+        for x, y in zip(X.chunk(3), Y.chunk(3), strict=True):
+            grads = torch.autograd.grad(F.cross_entropy(model(x), y) / 3, list(model.parameters()))
+            total = [a + b for a, b in zip(total, grads, strict=True)]
+        for p, grad in zip(model.parameters(), total, strict=True):
+            p.grad = grad
+        assert kfac.capture.samples() == 12
+        kfac.step()
+        check(model, oracle())
+
+    @pytest.mark.parametrize("where", ["at the output", "in the middle"])
+    def test_a_backward_pass_that_failed_and_is_done_again(self, where):
+        def fails(*_: object) -> None:
+            raise ValueError("in the middle")
+
+        model, kfac = started()
+        if where == "in the middle":
+            handle = model.middle.register_full_backward_hook(fails)
+        out = model(X)
+        if where == "at the output":
+            out.register_hook(fails)
+        with pytest.raises(ValueError, match="in the middle"):
+            F.cross_entropy(out, Y).backward()
+        if where == "in the middle":
+            handle.remove()
+        model.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        assert kfac.capture.samples() == 12
+        with pytest.warns(UserWarning, match="or the pass has failed"):
+            kfac.step()
+        check(model, oracle())
+
+    def test_what_a_failed_pass_left_behind_is_refused(self):
+        model, kfac = started()
+        handle = model.middle.register_full_backward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            F.cross_entropy(model(X), Y).backward()
+        handle.remove()
+        with pytest.raises(CaptureError, match=r"failed in the middle.*kfac.discard\(\)"):
+            kfac.step()
+        kfac.discard()
+        model.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        kfac.step()
+        check(model, oracle())
+
+    @pytest.mark.filterwarnings("error")
+    def test_zeroed_after_every_step_is_as_always(self):
+        model = Parts()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        kfac = KFAC(model, optimizer, update_every=1, curvature=natgrad.MonteCarloFisher())
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = model(X)
+            kfac.observe(out)
+            F.cross_entropy(out, Y).backward()
+            assert kfac.capture.samples() == 12
+            kfac.step()
+            optimizer.step()
+
+    def test_observed_after_another_forward_pass(self):
+        model = Parts()
+        kfac = KFAC(model, kl_clip=None, curvature=natgrad.MonteCarloFisher())
+        out = model(X)
+        with torch.no_grad():
+            model(X[:5])
+        kfac.observe(out)  # an evaluation is no reason to refuse it
+        assert kfac.capture.samples() == 12
+        kfac.discard()
+        out = model(X)
+        model(X[:5])
+        with pytest.raises(CaptureError, match="not of the model's last forward pass"):
+            kfac.observe(out)
