@@ -340,13 +340,11 @@ class _OutputHook:
         self.capture, self.this = capture, this
 
     def __call__(self, g: Tensor) -> None:
-        capture, this = self.capture, self.this
         if not torch.is_grad_enabled():
-            capture.mark_returned(this)
-            capture.current = this  # what is recomputed from here on belongs to it
+            self.capture.mark_returned(self.this)
+            self.capture.current = self.this  # what is recomputed from here on belongs to it
 
-    def predicts(self, g: Tensor) -> None:
-        """It is what the loss is computed from."""
+    def predicts(self, g: Tensor) -> None:  # on what the loss is computed from
         found = None if torch.is_grad_enabled() else self.capture.outputs.pop(self.this, None)
         if found is not None and self.this.tape and self.capture.on_output is not None:
             self.capture.on_output(self.this, *found)
