@@ -8,7 +8,6 @@ from natgrad.lab.data.locations import spoilt
 from natgrad.lab.data.sources import Source
 from natgrad.tables import bytes_text
 
-
 # Text and pictures become a tenth at most; a file that was made to fill the memory, a thousandth.
 _RATIO = 100
 _UNASKED = 1 << 28
