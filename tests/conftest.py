@@ -1,7 +1,9 @@
 """What every test shares: one thread a process, the same random numbers in every run, a sample."""
 
 import gc
+import multiprocessing
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
+from distributed.world import PRELOAD
+from natgrad.comm import launch
 from parameter_samples import sampled
 
 torch.set_num_threads(1)
@@ -56,6 +60,18 @@ def pytest_collection():
 def function_of(item: pytest.Item) -> str:
     """What all parameters of a test have in common."""
     return item.nodeid.partition("[")[0]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_are_forked():
+    """Ranks that the library starts come from the server that those of `World` come from: a new
+    interpreter takes seconds to import torch. ``unit/comm/test_launch.py`` has new ones."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    started = SimpleNamespace(**{**vars(multiprocessing), "get_context": lambda _: context})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "multiprocessing", started)
+        yield
 
 
 @pytest.fixture(autouse=True)

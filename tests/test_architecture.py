@@ -11,14 +11,15 @@ LONGEST = 350
 FLOORS = (
     ("errors", "tables", "lazy"),
     ("specs", "checks"),
-    ("schedules", "loss_scale"),
+    ("schedules", "loss_scale", "damping"),
     ("linalg",),
     ("layers", "inverses", "curvature"),
-    ("structures", "comm", "placement"),
+    ("structures", "comm", "placement", "geometry"),
+    ("lengths",),
     ("capture",),
     ("kfac",),
     ("preconditioner", "operators"),
-    ("measures",),
+    ("measures", "optimizer"),
     ("__init__",),
     ("integrations",),
     ("lab",),
@@ -36,7 +37,7 @@ INNER_FLOORS = {
         ("compare",),
         ("report",),
     ),
-    "kfac": (("clocks", "settings", "step", "clipping"), ("ranks",)),
+    "kfac": (("clocks", "settings", "step", "clipping", "motion"), ("ranks",)),
 }
 WITHOUT_TORCH = ("placement", "specs", "tables", "checks")
 

@@ -313,18 +313,26 @@ def test_slow_links_are_predicted_from_fast_ones():
 def test_short_numbers_on_the_wire(monkeypatch, capsys):
     """All settings see the same batches from the same weights, so float32 has no error, and each
     other one some."""
-    monkeypatch.setattr(sys, "argv", ["wire_precision.py", "--ranks", "4", "--batch", "4"])
+    argv = ["wire_precision.py", "--ranks", "4", "--batch", "4", "--steps", "2"]
+    monkeypatch.setattr(sys, "argv", argv)
     wire_precision.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("4 ranks")]
     cells = [line.removeprefix("4 ranks, ").rsplit(maxsplit=3) for line in lines]
     found = {name.rsplit(maxsplit=2)[0]: numbers for name, *numbers in cells}
     assert found.keys() == wire_precision.SETTINGS.keys()
-    assert found.pop("float32") == ["1.00", "0.00%", "0.00%"]
-    for share, first, mean in found.values():
-        assert 0 < float(share) < 1
+    assert found.pop("float32") == ["1.00", "0.000%", "0.000%"]
+    errors = {}
+    for name, (share, first, mean) in found.items():
+        short = name.startswith(("factors", "inverses", "gradients", "all"))
+        assert 0 < float(share) < 1 if short else share == "1.00"
         assert 0 < float(first.rstrip("%")) < 20
-        assert 0 < float(mean.rstrip("%")) < 20
-    assert float(found["all in bfloat16"][0]) < float(found["factors in bfloat16"][0])
+        errors[name] = float(mean.rstrip("%"))
+        assert 0 < errors[name] < 20
+    for what in ("factors", "inverses", "gradients", "all"):
+        one, other = f"{what} in float21", f"{what} in bfloat16"
+        assert float(found[other][0]) < float(found[one][0])
+        assert errors[one] < errors[other] / 5
+    assert errors["16-bit products"] < errors["autocast"]
 
 
 def test_where_links_cannot_be_slow(monkeypatch, capsys):

@@ -23,7 +23,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)[^)]*\)")
-NAME = re.compile(r"(?<![\w./-])natgrad\.(?P<path>[A-Za-z_][A-Za-z_.]*\w)")
+NAME = re.compile(r"(?<![\w./-])natgrad\.(?P<path>[A-Za-z_][\w.]*\w)")
 
 
 @dataclass(frozen=True)

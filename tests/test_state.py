@@ -197,7 +197,10 @@ TENSOR = torch.zeros(3)
 DAMAGED = [
     (lambda state: [1, 2], "The state is a list but must be what KFAC.state_dict"),
     (lambda state: None, "The state is a NoneType"),
-    (lambda state: {}, "The state has no adapted_damping, blocks, generator, refresh_clocks"),
+    (
+        lambda state: {},
+        "The state has no adapted_damping, blocks, generator, moments, refresh",
+    ),
     (without("steps"), "The state has no steps"),
     (without("blocks"), "The state has no blocks"),
     (without("version"), "The state has no version"),

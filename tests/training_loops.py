@@ -161,20 +161,20 @@ def assert_close(one: Any, other: Any, tolerance: float = 1e-5) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(scale, 1e-6))
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    """Two nested states, bit by bit."""
+def assert_equal(one: Any, other: Any, where: str = "") -> None:
+    """Two nested states, bit by bit; ``where`` is said of what differs."""
     if isinstance(one, Tensor):
-        assert torch.equal(one, other)
+        assert torch.equal(one, other), where
     elif isinstance(one, dict):
-        assert one.keys() == other.keys()
+        assert one.keys() == other.keys(), where
         for key in one:
-            assert_equal(one[key], other[key])
+            assert_equal(one[key], other[key], f"{where} {key}")
     elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
+        assert len(one) == len(other), where
         for a, b in zip(one, other, strict=True):
-            assert_equal(a, b)
+            assert_equal(a, b, where)
     else:
-        assert one == other
+        assert one == other, where
 
 
 def hooks(model: nn.Module) -> int:

@@ -7,12 +7,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from natgrad.curvature import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
+from natgrad.damping import Relative
 from natgrad.errors import NatgradError
+from natgrad.geometry import Geometry, Spectral
 from natgrad.inverses import Cholesky, Eigen, Inverse
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers import Elementwise, Layer, SharedInput, register
 from natgrad.lazy import lazily
+from natgrad.lengths import Length, OutputChange, Rms
 from natgrad.loss_scale import MeanLoss, SumLoss
+from natgrad.optimizer import NaturalMuon
 from natgrad.placement import Auto, CommOpt, Hybrid, Local, MemOpt, Placement, ReduceScatter
 from natgrad.preconditioner import KFAC
 from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, Structure, UnitWise
@@ -21,10 +25,12 @@ if TYPE_CHECKING:
     from natgrad import comm as comm
     from natgrad import curvature as curvature
     from natgrad import errors as errors
+    from natgrad import geometry as geometry
     from natgrad import integrations as integrations
     from natgrad import inverses as inverses
     from natgrad import lab as lab
     from natgrad import layers as layers
+    from natgrad import lengths as lengths
     from natgrad import measures as measures
     from natgrad import operators as operators
     from natgrad import placement as placement
@@ -38,10 +44,12 @@ else:
             "comm",
             "curvature",
             "errors",
+            "geometry",
             "integrations",
             "inverses",
             "lab",
             "layers",
+            "lengths",
             "measures",
             "operators",
             "placement",
@@ -70,19 +78,26 @@ __all__ = [
     "ExactFisher",
     "Fisher",
     "Full",
+    "Geometry",
     "Hybrid",
     "Inverse",
     "Kronecker",
     "Layer",
+    "Length",
     "Local",
     "MeanLoss",
     "MemOpt",
     "MonteCarloFisher",
     "NatgradError",
+    "NaturalMuon",
     "Operator",
+    "OutputChange",
     "Placement",
     "ReduceScatter",
+    "Relative",
+    "Rms",
     "SharedInput",
+    "Spectral",
     "Structure",
     "SumLoss",
     "UnitWise",

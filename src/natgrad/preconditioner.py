@@ -6,10 +6,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from natgrad.capture.discovery import Choice, Pattern, StructureOf, discover
 from natgrad.capture.hooks import Capture
+from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.capture.wrappers import Compiled, no_autocast, unscale, unwrapped
@@ -17,15 +19,18 @@ from natgrad.comm import Communicator, connect
 from natgrad.comm.agreement import AllRanksAgree
 from natgrad.comm.layouts import check_layout, first_tensor_parallel_rank, last_backward
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
+from natgrad.damping import Relative
 from natgrad.errors import CaptureError, SettingError
+from natgrad.geometry import Euclidean, Geometry
 from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
-from natgrad.kfac.following import Following
+from natgrad.kfac.following import Following, FollowsOptimizer
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.low_rank import LowRankGradients
+from natgrad.kfac.motion import Motion
 from natgrad.kfac.observation import Observation
 from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks import agreement
@@ -39,11 +44,13 @@ from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
 from natgrad.kfac.step import StatisticsScale, Step
 from natgrad.kfac.update import Update
+from natgrad.lengths import Length, Rms
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
+from natgrad.structures import Identity
 
 
-class KFAC(Inspection, Saving):
+class KFAC(Inspection, Saving, FollowsOptimizer):
     """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
 
     ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
@@ -53,7 +60,8 @@ class KFAC(Inspection, Saving):
         model: the network, plain or wrapped by DDP, FSDP2 or tensor parallelism.
         optimizer: whose ``step()`` follows; the KL clip reads its learning rate.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
-            number, a function of the step, or ``LevenbergMarquardt()``, which adapts it.
+            number, a function of the step, ``Relative()`` to the curvature itself, or
+            ``LevenbergMarquardt()``, which adapts it.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
         kl_clip: bound on how far a step may move the predictions; a number, a function of the step,
@@ -61,18 +69,28 @@ class KFAC(Inspection, Saving):
         update_every: steps between two measurements of the curvature; an int, a function of the
             step, or one for each factor, ``{"A": ..., "G": ...}``.
         refresh_every: steps between two decompositions; as ``update_every``, or ``Drift()``.
-        curvature: which Fisher; ``EmpiricalFisher()`` if it is None. Others need ``observe()``.
+        curvature: which Fisher; ``EmpiricalFisher()`` if it is None.
         structure: what is kept of a layer's block, or a function from a layer to that; if it is
             None, ``UnitWise()`` for norm layers and ``Kronecker()`` for all others.
         norm_damping: the damping of norm layers is multiplied by this number, or by this function
             of the step.
         inverse: how factors are inverted, ``Eigen()`` or ``Cholesky()``; the first if it is None.
+        geometry: what is steepest in coordinates of the curvature: ``Euclidean()`` is the natural
+            gradient, ``Spectral()`` its polar factor.
+        length: of each layer's step, ``Rms()`` or ``OutputChange()``, so that the learning rate is
+            the length; None leaves it to the KL clip, and is ``Rms()`` where a geometry has no
+            length of its own.
+        momentum: weight of the past in a running mean of gradients that steps follow, for an
+            optimizer that has none; a number or a function of the step.
         include: patterns of module names, or modules, that are preconditioned; None for all.
         exclude: patterns of module names, or modules, that keep their plain gradients.
         loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+        half_products: whether activations and gradients of 16 bits, as under autocast, are
+            multiplied as they are, with sums in float32; if it is None, on GPUs with tensor cores.
+            True has bfloat16 multiplied so on CPUs as well, where sums of a few rows are rounded.
     """
 
     def __init__(
@@ -80,7 +98,7 @@ class KFAC(Inspection, Saving):
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        damping: float | Schedule | LevenbergMarquardt = 0.01,
+        damping: float | Relative | Schedule | LevenbergMarquardt = 0.01,
         factor_decay: float | Schedule = 0.95,
         kl_clip: float | Schedule | None = 1e-3,
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
@@ -89,12 +107,16 @@ class KFAC(Inspection, Saving):
         structure: StructureOf = None,
         norm_damping: float | Schedule = 1.0,
         inverse: Inverse | None = None,
+        geometry: Geometry = Euclidean(),  # noqa: B008 (frozen)
+        length: Length | None = None,
+        momentum: float | Schedule = 0.0,
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
         loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,
+        half_products: bool | None = None,
     ) -> None:
         self.comm: Communicator = connect(arguments.group_of(distributed))
         self.steps = 0
@@ -102,12 +124,23 @@ class KFAC(Inspection, Saving):
             arguments.check_model(model)
             arguments.check_choices(curvature, structure, inverse)
             arguments.check_groups(loss, distributed)
-            arguments.check_tensors(factor_dtype, scaler)
-            arguments.check_optimizer(model, optimizer, kl_clip, scaler)
+            arguments.check_motion(geometry, length, inverse or Eigen())
+            self.settings = KFACSettings(
+                damping, factor_decay, kl_clip, norm_damping, momentum, loss
+            )
+            motion = Motion(
+                geometry,
+                Rms() if length is None and not geometry.is_linear else length,
+                has_momentum=callable(momentum) or momentum > 0,
+            )
+            arguments.check_tensors(factor_dtype, half_products, scaler)
+            clip = None if motion.length else kl_clip
+            arguments.check_optimizer(model, optimizer, clip, scaler)
             check_layout(model, self.comm.ranks)
             self.model, self.scaler = unwrapped(model), scaler
             self.curvature = curvature or EmpiricalFisher()
-            self.settings = KFACSettings(damping, factor_decay, kl_clip, norm_damping, loss)
+            if structure is None and not motion.uses_curvature:
+                structure = Identity()
             self.update_clocks = Clocks(update_every, "update_every", drift=False)
             self.refresh_clocks = Clocks(refresh_every, "refresh_every", drift=True)
             clocks = (self.update_clocks, self.refresh_clocks)
@@ -120,8 +153,10 @@ class KFAC(Inspection, Saving):
                 loss.axis_of_model,
                 arguments.regions(loss, self.curvature),
                 loss.axes_of_modules,
+                half_products,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
+            motion.check(self.blocks)
             agreed.compared = agreement.settings_to_compare(
                 self.model,
                 self.blocks,
@@ -129,9 +164,10 @@ class KFAC(Inspection, Saving):
                 clocks,
                 self.curvature,
                 distributed.wire_dtype,
+                motion,
             )
         world = world_of(model, self.comm, *clocks)
-        self.team = Team(self.comm, self.blocks, world, distributed)
+        self.team = Team(self.comm, self.blocks, world, distributed, motion)
         self.watch = Stopwatch()
         self.statistics = Statistics(self.watch)
         self.capture = Capture(
@@ -143,6 +179,8 @@ class KFAC(Inspection, Saving):
         )
         sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
+        if self.curvature.observes:
+            self.capture.on_output = self._observe_prediction
         self.reducer = Reducer(self.team)
         self.scale = StatisticsScale(
             self.settings, self.capture, scaler, observed=self.curvature.observes
@@ -159,7 +197,7 @@ class KFAC(Inspection, Saving):
         self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)
         # Hooks on every step would be traced into compiled code; other ranks have other batches.
-        pays = self.team.alone and not self.compiled.found
+        pays = self.team.alone and not self.compiled.found and motion.is_plain
         self.low_rank = LowRankGradients(self.blocks, enabled=pays)
         self.gradients = Gradients(self.team, self.model.parameters())
         self.prediction = QuadraticModel(self.team, self.model)
@@ -198,16 +236,6 @@ class KFAC(Inspection, Saving):
                 self.preconditioning(now)
         self.steps += 1
         self._prepare()
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """Whose ``step()`` follows. Another one may be put in its place."""
-        return self.rates.optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: Optimizer | None) -> None:
-        arguments.check_optimizer(self.model, optimizer, self.settings.kl_clip, self.scaler)
-        self.rates.optimizer = optimizer
 
     def _now(self, samples: int | None) -> Step:
         """This step as a value, with everything that the stages below need to know."""
@@ -259,10 +287,17 @@ class KFAC(Inspection, Saving):
                 self._warned.add(problem)
                 warnings.warn(problem, stacklevel=4)  # step() is wrapped by no_grad()
 
+    def _observe_prediction(self, this: Pass, start: GradientEdge, output: Tensor) -> None:
+        """As the backward pass reaches what the model has predicted, if nobody has observed it."""
+        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+        self.observation.send_back(this, start, output, None, scale)
+
     def observe(self, output: Tensor, targets: Tensor | None = None) -> None:
         """Show the model's output, before ``loss.backward()``, to a Fisher that is not empirical.
 
-        Free on steps that update nothing.
+        Needed only where K-FAC cannot see it for itself: where it is not what the model returns
+        (itself, its ``logits``, or the first tensor of a tuple or mapping), where some positions
+        are ignored, or in compiled models. Free on steps that update nothing.
 
         Arguments:
             output: what the model has returned, with its graph.

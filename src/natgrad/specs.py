@@ -227,7 +227,7 @@ class BlockSpec:
         kind: class of the module, for print.
         shape: ``(groups, rows, cols)`` of the weight.
         factors: name and sizes of each.
-        decomposed: names of those whose parts precondition, at least one.
+        decomposed: names of those whose parts precondition, at least one if there are factors.
         pieces: of the gradients of all its parameters.
         together: whether all its factors are decomposed on the same ranks, as they must be where
             some are merged.
@@ -245,7 +245,8 @@ class BlockSpec:
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.factors]
-        if not self.decomposed or not {*self.decomposed, *self.in_basis} <= set(names):
+        none = bool(names) and not self.decomposed
+        if none or not {*self.decomposed, *self.in_basis} <= set(names):
             raise SettingError(
                 f"Block {self.name!r} decomposes {self.decomposed!r} and has {self.in_basis!r} in "
                 f"their basis, but its factors are {names!r}: decompose at least one of these and "

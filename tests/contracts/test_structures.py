@@ -7,6 +7,7 @@ from cases import CASES, losses
 from documented import OWN_INVERSES, InputsOnly
 from natgrad import EKFAC, KFAC, Cholesky, Diagonal, Eigen, Full, Kronecker, UnitWise
 from natgrad.errors import SettingError
+from natgrad.geometry import Euclidean
 from natgrad.inverses import DampedPower, Diagonalization
 from natgrad.structures import Factor
 from oracles import close
@@ -261,7 +262,7 @@ def test_averages_of_several_batches(structure, inverse):
 @pytest.mark.parametrize("power", [0.0, 0.5, 0.75, 1.0])
 @layers
 def test_a_step_with_a_power_of_the_curvature(name, structure, power):
-    """``Eigen(power=a)`` replaces the gradient by ``(F + damping I)^-a grad``."""
+    """``Euclidean(power=a)`` replaces the gradient by ``(F + damping I)^-a grad``."""
     case = BY_NAME[name]
     model = case.model()
     kfac = KFAC(
@@ -270,7 +271,7 @@ def test_a_step_with_a_power_of_the_curvature(name, structure, power):
         update_every=1,
         refresh_every=1,
         structure=structure,
-        inverse=Eigen(power=power),
+        geometry=Euclidean(power=power),
         damping=DAMPING,
     )
     losses(case, model(*case.data(3, 0))).mean().backward()
@@ -287,10 +288,8 @@ def test_a_step_with_a_power_of_the_curvature(name, structure, power):
 
 def test_a_power_is_between_the_gradient_and_the_natural_one():
     for power in (-0.1, 1.5, float("nan"), "half"):
-        with pytest.raises(SettingError, match=r"Eigen.power is .* but must be in \[0, 1\]"):
-            Eigen(power=power)
-    assert repr(Eigen()) == "Eigen()"
-    assert repr(Eigen(power=0.5)) == "Eigen(power=0.5)"
+        with pytest.raises(SettingError, match=r"Euclidean.power is .* but must be in \[0, 1\]"):
+            Euclidean(power=power)
 
 
 class Weighted(InputsOnly):

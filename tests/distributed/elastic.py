@@ -1,5 +1,5 @@
 """A training run for torchrun that saves every other step and goes on from there, whatever ended
-it; a rank can be told to kill itself once."""
+it; ranks can be told to kill themselves, one after each start."""
 
 import argparse
 import os
@@ -20,9 +20,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layout", default="ddp")
     parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--stage", default="never")
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--step", type=int, default=5)
+    parser.add_argument("--die", nargs=3, action="append", metavar=("STAGE", "RANK", "STEP"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -68,19 +66,26 @@ class Everything:
 class Victim:
     def __init__(self, options: argparse.Namespace, training: Training) -> None:
         kfac = training.kfac
-        self.at = options.step
-        self.mark = options.folder / "killed"
-        self.mine = training.rank == options.rank and not self.mark.exists()
-        self.where = {
-            "never": None,
+        self.stages = {
             "update": (kfac.reducer, "finish"),
             "apply": (kfac.gradients, "give_back"),
             "save": (CheckpointFolder, "replace"),
-        }[options.stage]
+        }
+        before = len(list(options.folder.glob("killed*")))
+        self.mark = options.folder / f"killed{before}"
+        # Where this rank dies after this start, and at which step.
+        self.due = next(
+            (
+                (stage, int(step))
+                for stage, rank, step in (options.die or [])[before : before + 1]
+                if int(rank) == training.rank
+            ),
+            None,
+        )
 
     def prepare(self, step: int) -> None:
-        if self.mine and self.where is not None and step == self.at:
-            owner, name = self.where
+        if self.due is not None and step == self.due[1]:
+            owner, name = self.stages[self.due[0]]
             setattr(owner, name, self.die)
 
     def die(self, *_) -> None:

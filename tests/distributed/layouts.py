@@ -1,7 +1,7 @@
 """Training of a network in any layout, and what it looks like from inside."""
 
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from distributed.training import weights
 from kfac_keywords import grouped
 from natgrad import KFAC
 
-STEPS = 5
+STEPS = 4  # of which two update
 PLACEMENTS = {
     "mem": natgrad.MemOpt(),
     "half": natgrad.Hybrid(0.5),
@@ -48,6 +48,10 @@ class Case:
     users: tuple[int, ...] = ()  # samples of each step that use every layer of "branches"
     dtype: torch.dtype = torch.float64
 
+    @property
+    def steps(self) -> int:
+        return len(self.users) or STEPS
+
     def spread(self) -> tuple[nn.Module, int, int]:
         model = network(self.network, self.dtype)
         return spread(model, self.network, self.layout, self.options)
@@ -69,7 +73,7 @@ def alone(case: Case, replicas: int) -> dict[str, Tensor]:
     """One process with the batches of all replicas as one."""
     model = network(case.network, case.dtype)
     kfac, optimizer = case.make(model)
-    for step in range(STEPS):
+    for step in range(case.steps):
         optimizer.zero_grad()
         x, y = batch(case.network, step, EACH * replicas)
         if case.users:
@@ -86,12 +90,9 @@ def loss(case: Case, model: nn.Module, kfac: KFAC, x: Tensor, y: Tensor) -> Tens
     return F.cross_entropy(out, y, reduction=case.reduction)
 
 
-def train_all(cases: list[Case], placements: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
-    """Each once with each placement, by its name."""
-    return [
-        {name: train(replace(case, placement=one)) for name, one in placements.items()}
-        for case in cases
-    ]
+def train_all(cases: dict[Any, Case]) -> dict[Any, dict[str, Any]]:
+    """Each once, by its name."""
+    return {name: train(case) for name, case in cases.items()}
 
 
 def train(case: Case) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def train(case: Case) -> dict[str, Any]:
     model, part, parts = case.spread()
     kfac, optimizer = case.make(model)
     sent = []
-    for step in range(STEPS):
+    for step in range(case.steps):
         optimizer.zero_grad()
         backward(case, model, kfac, step, part, parts)
         before = kfac.comm.traffic.snapshot()
@@ -138,14 +139,6 @@ def backward(case: Case, model: nn.Module, kfac: KFAC, step: int, part: int, par
                 contexts.enter_context(loss_parallel())
             value = loss(case, model, kfac, one, target)
             (value / len(pieces) if case.reduction == "mean" else value).backward()
-
-
-def train_data_parallel(run: training.Run, placements: dict[str, Any]) -> dict[str, Any]:
-    """Once with each."""
-    found = {}
-    for name, placement in placements.items():
-        found[name] = training.train(replace(run, kfac={**run.kfac, "placement": placement}))
-    return found
 
 
 def kept(kfac: KFAC) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import natgrad
 from distributed.training import NETWORKS, Run, backward, network, wrapped
+from natgrad.comm import float21
 from natgrad.placement import Return, Route, World
 from natgrad.tables import bytes_text
 
@@ -27,6 +28,8 @@ STRATEGIES = {
     "local": natgrad.Local(),
     "auto": natgrad.Auto(),
 }
+LAYOUTS = ["plain", "ddp", "fsdp"]
+RANKS = [2, 3, 4]
 SPARED = {"mlp": "2", "cnn": "conv2", "lm": "down"}  # a layer of each network
 STALE, ALL = 1, 2  # what happens in the steps: all at once at every second one
 
@@ -80,10 +83,7 @@ def planned(sent, *clocks):
     return found
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
+def all_choices(ranks, name):
     choices = {}
     for key, strategy in STRATEGIES.items():
         if key != "half" or ranks != 3:
@@ -100,10 +100,41 @@ def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
     for key in ("mem", "comm", "scatter"):
         for route in Route:
             choices[f"{key}, {route.value}, short"] = {**choices[key], **short, "route": route}
+    short = dict.fromkeys(("wire_dtype", "inverse_dtype", "gradient_dtype"), float21)
+    for key in ("mem", "comm", "scatter"):
+        for route in Route:
+            choices[f"{key}, {route.value}, 21 bits"] = {**choices[key], **short, "route": route}
     choices["not all layers"] = {"exclude": SPARED[name]}
     choices["Cholesky"] = {"inverse": natgrad.Cholesky(), "placement": natgrad.MemOpt()}
     choices["float16"] = {"wire_dtype": torch.float16}
     choices["unpacked"] = {"packed": False, "bucket_bytes": 100}
+    return choices
+
+
+def choices_of(ranks, layout, name):
+    """A third of them, the next one on more ranks, in another layout and on another network: each
+    in every layout on as many ranks, on every network on as many ranks, and on every network in
+    that layout."""
+    turn = ranks + LAYOUTS.index(layout) + list(NETWORKS).index(name)
+    choices, order = all_choices(ranks, name), list(all_choices(2, name))
+    return {key: one for key, one in choices.items() if (order.index(key) + turn) % 3 == 0}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_choice_is_measured(ranks):
+    for name in NETWORKS:
+        found = [key for layout in LAYOUTS for key in choices_of(ranks, layout, name)]
+        assert sorted(found) == sorted(all_choices(ranks, name))
+    for layout in LAYOUTS:
+        found = [key for name in NETWORKS for key in choices_of(ranks, layout, name)]
+        assert sorted(found) == sorted(all_choices(ranks, "mlp"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
+    choices = choices_of(ranks, layout, name)
     results = world.run(measure, name, layout, list(choices.values()), ranks=ranks)
     for rank, found in enumerate(results):
         for key, one in zip(choices, found, strict=True):
@@ -231,6 +262,15 @@ def test_sixteen_bits_halve_the_bytes_of_factors(world):
         assert full == 2 * single
         assert halves == [single / 2] * 2
         assert len({one["sent"][ALL]["inverses"] for one in found}) == 1  # which are not statistics
+
+
+def test_21_bits_are_two_thirds_of_the_bytes(world):
+    """And at most a word more for every message, of which there is one a factor and rank."""
+    choices = [{"wire_dtype": dtype} for dtype in (torch.float32, float21)]
+    for found in world.run(measure, "cnn", "ddp", choices, ranks=2):
+        single, short = (one["sent"][ALL].get("factors", 0) for one in found)
+        factors = len(found[0]["plan"].factors)
+        assert 2 / 3 * single <= short <= 2 / 3 * single + 8 * factors
 
 
 @pytest.mark.parametrize(("dtype_bytes", "most"), [(2, 0.2), (4, 0.4)])

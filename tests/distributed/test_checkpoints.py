@@ -13,7 +13,8 @@ from distributed.training import METHODS
 from natgrad.errors import CheckpointError
 from training_loops import assert_equal
 
-END = 8
+END = 7  # the last step updates and refreshes
+SAVED = {"plain": 2, "ddp": 5, "fsdp": 2}  # after as many steps
 
 
 @lru_cache(maxsize=64)
@@ -71,7 +72,6 @@ def shapes(state):
 
 
 class TestState:
-    @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize(
         ("ranks", "layout", "placement", "name"),
         [
@@ -82,28 +82,30 @@ class TestState:
             (4, "plain", "mem", "mlp"),
         ],
     )
-    def test_is_that_of_one_process(self, world, ranks, layout, placement, name, method):
-        kfac = {**METHODS[method], "placement": PLACEMENTS[placement]}
-        results = world.run(save, run(layout, name, **kfac), ranks=ranks)
-        expected = Training(run(name=name, **METHODS[method])).steps(0, 5).kfac.state_dict()
-        first = results[0]["saved"]["kfac"]
-        assert shapes(first) == shapes(expected)
-        for result in results[1:]:
-            assert_equal(result["saved"]["kfac"], first)
-        for name, block in expected["blocks"].items():
-            found = first["blocks"][name]
-            for factor, running in block["factors"].items():
-                assert_close(found["factors"][factor].values(), running.values())
-            if method == "ekfac":
-                continue  # S is in a basis whose vectors have no sign
-            same_curvature(found["parts"], block["parts"])
+    def test_is_that_of_one_process(self, world, ranks, layout, placement, name):
+        kfac = {"placement": PLACEMENTS[placement]}
+        runs = {method: run(layout, name, **METHODS[method], **kfac) for method in METHODS}
+        for method, results in world.each(save, calls(runs), ranks=ranks).items():
+            expected = Training(run(name=name, **METHODS[method])).steps(0, 5).kfac.state_dict()
+            first = results[0]["saved"]["kfac"]
+            assert shapes(first) == shapes(expected), method
+            for result in results[1:]:
+                assert_equal(result["saved"]["kfac"], first, method)
+            for block_name, block in expected["blocks"].items():
+                found = first["blocks"][block_name]
+                for factor, running in block["factors"].items():
+                    assert_close(found["factors"][factor].values(), running.values())
+                if method != "ekfac":  # whose S is in a basis whose vectors have no sign
+                    same_curvature(found["parts"], block["parts"])
 
-    @pytest.mark.parametrize("bucket", [1, 64, 1000])
-    def test_travels_in_small_pieces(self, world, bucket):
+    def test_travels_in_small_pieces(self, world):
         settings = {"placement": natgrad.MemOpt()}
-        (whole, *_) = world.run(save, run(**settings), ranks=3)
-        for result in world.run(save, run(**settings, bucket_bytes=bucket), ranks=3):
-            assert_equal(result["saved"], whole["saved"])
+        runs = {"whole": run(**settings)}
+        runs |= {size: run(**settings, bucket_bytes=size) for size in (1, 64, 1000)}
+        found = world.each(save, calls(runs), ranks=3)
+        for size, results in found.items():
+            for result in results:
+                assert_equal(result["saved"], found["whole"][0]["saved"], str(size))
 
     def test_travels_once_to_every_rank(self, world):
         """Means, two numbers each, and parts go from one rank to all others."""
@@ -141,29 +143,23 @@ def save_at_different_steps():
 
 
 class TestResumed:
-    @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("placement", ["mem", "half", "comm", "scatter"])
-    @pytest.mark.parametrize(("layout", "end"), [("plain", 2), ("ddp", 5), ("fsdp", 2)])
-    def test_on_the_same_ranks_bit_by_bit(self, world, layout, placement, method, end):
-        this = run(layout, **METHODS[method], placement=PLACEMENTS[placement])
-        whole = world.run(save, this, end, ranks=2)
-        again = world.run(resume, this, whole[0]["saved"], ranks=2)
-        for one, other in zip(whole, again, strict=True):
-            assert_equal(other["weights"], one["weights"])
-            assert_equal(other["again"], one["saved"]["kfac"])
+    @pytest.mark.parametrize("layout", SAVED)
+    def test_on_the_same_ranks_bit_by_bit(self, world, layout):
+        """Each placement with the next method; of three layouts, with all of them."""
+        turn = list(SAVED).index(layout)
+        runs = {}
+        for index, placement in enumerate(["mem", "half", "comm", "scatter"]):
+            method = list(METHODS)[(index + turn) % len(METHODS)]
+            this = run(layout, **METHODS[method], placement=PLACEMENTS[placement])
+            runs[placement, method] = this
+        bit_by_bit(world, runs, 2, SAVED[layout])
 
-    @pytest.mark.parametrize("name", ["cnn", "lm"])
     @pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])
-    def test_every_network_bit_by_bit(self, world, layout, name):
-        this = run(layout, name)
-        whole = world.run(save, this, ranks=3)
-        again = world.run(resume, this, whole[0]["saved"], ranks=3)
-        for one, other in zip(whole, again, strict=True):
-            assert_equal(other["weights"], one["weights"])
+    def test_every_network_bit_by_bit(self, world, layout):
+        bit_by_bit(world, {name: run(layout, name) for name in ("cnn", "lm")}, 3)
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
+    def test_every_setting_bit_by_bit(self, world):
+        settings = [
             {"refresh_every": natgrad.schedules.Drift(0.05)},
             {"refresh_every": natgrad.schedules.Drift(10.0, at_most=3)},
             {
@@ -175,17 +171,9 @@ class TestResumed:
             {"curvature": natgrad.ExactFisher()},
             {"factor_dtype": torch.bfloat16},
             {"wire_dtype": torch.float32},
-        ],
-        ids=lambda settings: "-".join(settings),
-    )
-    def test_every_setting_bit_by_bit(self, world, settings):
-        this = run("ddp", **settings)
-        whole = world.run(save, this, ranks=2)
-        again = world.run(resume, this, whole[0]["saved"], ranks=2)
-        for one, other in zip(whole, again, strict=True):
-            assert_equal(other["weights"], one["weights"])
+        ]
+        bit_by_bit(world, {str(each): run("ddp", **each) for each in settings}, 2)
 
-    @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize(
         ("before", "after"),
         [
@@ -199,40 +187,67 @@ class TestResumed:
         ],
         ids=lambda part: "-".join(map(str, part)),
     )
-    def test_on_other_ranks(self, world, before, after, method):
-        results = []
-        saved = None
-        for ranks, layout, placement in (before, after):
-            kfac = {**METHODS[method], "placement": PLACEMENTS[placement]}
-            this = run(layout, **kfac)
-            args = (save, this) if saved is None else (resume, this, saved)
-            results = world.run(*args, ranks=ranks)
-            saved = saved or results[0]["saved"]
-        expected = undisturbed("mlp", method).weights()
-        for result in results:
-            assert_same(result["weights"], expected)
+    def test_on_other_ranks(self, world, before, after):
+        saved = {}
+        for turn, (ranks, layout, placement) in enumerate((before, after)):
+            kfac = {"placement": PLACEMENTS[placement]}
+            runs = {method: run(layout, **METHODS[method], **kfac) for method in METHODS}
+            if turn == 0:
+                saved = saved_by(world.each(save, calls(runs), ranks=ranks))
+            else:
+                results = world.each(resume, calls(runs, saved), ranks=ranks)
+        for method, each in results.items():
+            for result in each:
+                assert_same(result["weights"], undisturbed("mlp", method).weights(), method)
 
     @pytest.mark.parametrize("name", ["cnn", "lm"])
-    @pytest.mark.parametrize("method", METHODS)
-    def test_every_network_on_other_ranks(self, world, name, method):
-        before = run("fsdp", name, **METHODS[method], placement=natgrad.MemOpt())
-        after = run("ddp", name, **METHODS[method], placement=natgrad.Hybrid(0.5))
-        saved = world.run(save, before, ranks=3)[0]["saved"]
-        for result in world.run(resume, after, saved, ranks=2):
-            assert_same(result["weights"], undisturbed(name, method).weights())
+    def test_every_network_on_other_ranks(self, world, name):
+        before, after = (
+            {
+                method: run(layout, name, **METHODS[method], placement=placement)
+                for method in METHODS
+            }
+            for layout, placement in (("fsdp", natgrad.MemOpt()), ("ddp", natgrad.Hybrid(0.5)))
+        )
+        saved = saved_by(world.each(save, calls(before), ranks=3))
+        for method, results in world.each(resume, calls(after, saved), ranks=2).items():
+            for result in results:
+                assert_same(result["weights"], undisturbed(name, method).weights(), method)
 
-    @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("placement", ["mem", "half", "comm", "scatter"])
-    def test_a_rank_keeps_what_its_plan_says(self, world, placement, method):
-        saved = Training(run(**METHODS[method])).steps(0, 5).saved()
-        this = run("plain", **METHODS[method], placement=PLACEMENTS[placement])
-        for result in world.run(resume, this, saved, ranks=4):
-            there = result["held"]
-            assert there["running"] == there["kept"]
-            assert there["parts"] == there["held"]
-            assert result["memory"].get("factors", 0) == result["planned"].factors
-            assert result["memory"].get("inverses", 0) == result["planned"].inverses
-            assert_equal(result["again"], saved["kfac"])
+    def test_a_rank_keeps_what_its_plan_says(self, world):
+        each = {method: Training(run(**METHODS[method])).steps(0, 5).saved() for method in METHODS}
+        runs = {
+            (placement, method): run("plain", **METHODS[method], placement=PLACEMENTS[placement])
+            for placement in ("mem", "half", "comm", "scatter")
+            for method in METHODS
+        }
+        saved = {key: each[key[1]] for key in runs}
+        for key, results in world.each(resume, calls(runs, saved), ranks=4).items():
+            for result in results:
+                there = result["held"]
+                assert there["running"] == there["kept"], key
+                assert there["parts"] == there["held"], key
+                assert result["memory"].get("factors", 0) == result["planned"].factors, key
+                assert result["memory"].get("inverses", 0) == result["planned"].inverses, key
+                assert_equal(result["again"], saved[key]["kfac"])
+
+
+def calls(runs, saved=None):
+    return {key: (one,) if saved is None else (one, saved[key]) for key, one in runs.items()}
+
+
+def saved_by(results):
+    return {key: each[0]["saved"] for key, each in results.items()}
+
+
+def bit_by_bit(world, runs, ranks, end=5):
+    """Other processes go on from what some have saved; each of ``runs`` in the same ones."""
+    whole = world.each(save, {key: (one, end) for key, one in runs.items()}, ranks=ranks)
+    again = world.each(resume, calls(runs, saved_by(whole)), ranks=ranks)
+    for key in runs:
+        for one, other in zip(whole[key], again[key], strict=True):
+            assert_equal(other["weights"], one["weights"], str(key))
+            assert_equal(other["again"], one["saved"]["kfac"], str(key))
 
 
 DRAWN = natgrad.MonteCarloFisher(seed=3)

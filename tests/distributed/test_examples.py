@@ -58,7 +58,7 @@ def example(name, options):
 
 
 def again(world, name, ranks, *options):
-    """As torchrun(), which has started the example once, but in processes that have imported torch:
+    """As torchrun(), which has started two examples, but in processes that have imported torch:
     for them the import takes longer than the training."""
     pytest.importorskip("sklearn")
     printed, *silent = world.run(example, name, [str(option) for option in options], ranks=ranks)
@@ -113,7 +113,7 @@ def test_fsdp(world):
 
 @pytest.mark.slow
 def test_tensor_parallel(world):
-    printed, line = torchrun("tensor_parallel", 4, "--steps", 20)
+    printed, line = again(world, "tensor_parallel", 4, "--steps", 20)
     assert accuracy(line, 20) > 90
     assert "\nPlan Hybrid(1/2)\n" in printed
     _, other = again(world, "tensor_parallel", 4, "--steps", 20, "--placement", "mem")

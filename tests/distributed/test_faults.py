@@ -98,9 +98,15 @@ OUTSIDE = ["backward", "between steps"]
 
 
 class TestKilled:
-    @pytest.mark.parametrize("victim", [0, 1, 2])
-    @pytest.mark.parametrize("stage", [*INSIDE, *OUTSIDE])
-    @pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])
+    @pytest.mark.parametrize(
+        ("layout", "stage", "victim"),
+        # Each rank dies in every stage and in every layout.
+        [
+            (layout, stage, (turn + index) % 3)
+            for turn, layout in enumerate(["plain", "ddp", "fsdp"])
+            for index, stage in enumerate([*INSIDE, *OUTSIDE])
+        ],
+    )
     def test_the_others_end(self, world, layout, stage, victim):
         found = world.run(
             killed, layout, natgrad.MemOpt(), stage, victim, ranks=3, lost=[victim], timeout=60
@@ -149,11 +155,13 @@ class TestLate:
         assert any(told for told, _ in found)
 
     @pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])
-    @pytest.mark.parametrize("where", ["forward", "before the step", "refresh"])
-    def test_a_slow_rank_changes_nothing(self, world, layout, where):
-        expected = world.run(slow, layout, where, None, ranks=3)
-        for result in world.run(slow, layout, where, 1, ranks=3):
-            assert_equal(result, expected[0])
+    def test_a_slow_rank_changes_nothing(self, world, layout):
+        places = ["forward", "before the step", "refresh"]
+        calls = {where: (layout, where, 1) for where in places}
+        found = world.each(slow, {"nowhere": (layout, "forward", None), **calls}, ranks=3)
+        for where in places:
+            for result in found[where]:
+                assert_equal(result, found["nowhere"][0], where)
 
 
 def slow(layout, where, sleeper):
@@ -207,28 +215,29 @@ def undisturbed(layout):
 @pytest.mark.timeout(600)
 class TestRestarted:
     @pytest.mark.parametrize(
-        ("layout", "stage", "rank", "step"),
+        ("layout", "deaths"),
         [
-            ("ddp", "update", 1, 4),
-            ("fsdp", "apply", 0, 5),
-            ("plain", "save", 0, 5),
+            ("ddp", [("update", 1, 4), ("save", 0, 5)]),
+            ("fsdp", [("apply", 0, 5)]),
         ],
     )
     def test_a_run_ends_with_the_weights_of_an_undisturbed_one(
-        self, world, tmp_path, layout, stage, rank, step
+        self, world, tmp_path, layout, deaths
     ):
-        options = ("--layout", layout, "--stage", stage, "--rank", rank, "--step", step)
-        found, done = launch(tmp_path, 2, *options)
+        """After each of ``deaths`` all ranks start again, from the last checkpoint."""
+        options = [word for death in deaths for word in ("--die", *death)]
+        found, done = launch(tmp_path, 2, "--layout", layout, *options)
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "killed").exists()
+        assert len(list(tmp_path.glob("killed*"))) == len(deaths)
         starts = sorted((tmp_path / "log").read_text().split("\n"))[1:]
-        assert starts == [f"rank {r} from step {s}" for r in (0, 1) for s in (0, 4)]
+        from_steps = [0, *[4] * len(deaths)]
+        assert starts == [f"rank {r} from step {s}" for r in (0, 1) for s in from_steps]
         for weights, expected in zip(found, world.run(undisturbed, layout, ranks=2), strict=True):
             assert_equal(weights, expected)
 
     def test_on_fewer_ranks(self, tmp_path):
         """torchrun gives up; another one is started with the ranks that are left."""
-        dying = ("--stage", "update", "--rank", 2, "--step", 4)
+        dying = ("--die", "update", 2, 4)
         _, done = launch(tmp_path, 3, *dying, restarts=0)
         assert done.returncode != 0
         found, done = launch(tmp_path, 2)

@@ -1,5 +1,7 @@
 """What of a spread model is where, and what cannot be spread."""
 
+from functools import lru_cache
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,35 +28,33 @@ PEERS = {"tp": 4, "one batch": 4, "fsdp + tp": 2, "hsdp + tp": 2, "replicated + 
 # What is where.
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.fixture(scope="module")
+def placed(world):
+    """What is inside of a network on four ranks, under each of all placements."""
+
+    @lru_cache(maxsize=8)
+    def placed(network, layout, placements=tuple(PLACEMENTS)):
+        calls = {name: (Case(network, layout, placement=PLACEMENTS[name]),) for name in placements}
+        return world.each(inside, calls, ranks=4)
+
+    return placed
+
+
 @pytest.mark.parametrize("layout", ["tp", "fsdp", "hsdp", "fsdp + tp"])
-def test_factors_and_inverses_are_where_the_plan_says(world, layout, placement):
-    for found in world.run(inside, Case("tower", layout, placement=PLACEMENTS[placement]), ranks=4):
-        assert found["factors"] == found["planned factors"]
-        assert found["parts"] == found["planned parts"]
+def test_factors_and_inverses_are_where_the_plan_says_and_all_count_the_same(placed, layout):
+    for placement, results in placed("tower", layout).items():
+        for found in results:
+            assert found["factors"] == found["planned factors"], placement
+            assert found["parts"] == found["planned parts"], placement
+        assert_counted(results, layout)
 
 
-@pytest.mark.parametrize("placement", ["mem", "half", "comm"])
-def test_gradients_are_put_together_only_where_they_are_preconditioned(world, placement):
-    results = world.run(inside, Case("chain", "fsdp", placement=PLACEMENTS[placement]), ranks=4)
-    shares = {"mem": 4, "half": 8, "comm": 16}[placement]
-    assert sum(len(found["mine"]) for found in results) == shares
-    for found in results:
-        assert found["assembled"] == [found["mine"]] * 2
-        for name, shapes in found["blocks"].items():
-            assert found["shapes"] & shapes == (shapes if name in found["mine"] else set()), name
+@pytest.mark.parametrize("layout", ["hsdp + tp", "one batch"])
+def test_ranks_of_one_layer_count_the_same_samples(placed, layout):
+    assert_counted(placed("tower", layout, ("half",))["half"], layout)
 
 
-@pytest.mark.parametrize("placement", ["mem", "comm"])
-def test_gradients_that_every_rank_has_are_not_copied(world, placement):
-    case = Case("chain", "replicated", placement=PLACEMENTS[placement])
-    for found in world.run(inside, case, ranks=2):
-        assert found["assembled"] == [set()] * 2
-
-
-@pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "hsdp + tp", "one batch", "fsdp", "hsdp"])
-def test_ranks_of_one_layer_count_the_same_samples(world, layout):
-    results = world.run(inside, Case("tower", layout), ranks=4)
+def assert_counted(results, layout):
     for found in results:
         ((samples, even, counts),) = found["totals"]
         assert even
@@ -62,6 +62,23 @@ def test_ranks_of_one_layer_count_the_same_samples(world, layout):
         assert counts["first", "A"] == 4 * EACH * TOKENS
     peers = PEERS.get(layout, 1)
     assert [found["draws as"] for found in results] == [rank // peers * peers for rank in range(4)]
+
+
+def test_gradients_are_put_together_only_where_they_are_preconditioned(placed):
+    for placement, shares in {"mem": 4, "half": 8, "comm": 16}.items():
+        results = placed("chain", "fsdp")[placement]
+        assert sum(len(found["mine"]) for found in results) == shares
+        for found in results:
+            assert found["assembled"] == [found["mine"]] * 2, placement
+            for name, shapes in found["blocks"].items():
+                expected = shapes if name in found["mine"] else set()
+                assert found["shapes"] & shapes == expected, (placement, name)
+
+
+def test_gradients_that_every_rank_has_are_not_copied(placed):
+    for placement, results in placed("chain", "replicated", ("mem", "comm")).items():
+        for found in results:
+            assert found["assembled"] == [set()] * 2, placement
 
 
 def answers():
@@ -93,9 +110,10 @@ def boxes(size):
     return torch.equal(full[*(slice(*ends) for ends in box)], local(layer.weight.detach()))
 
 
-@pytest.mark.parametrize("size", [1, 3, 5, 7, 8, 13])
-def test_boxes_of_a_parameter_that_is_cut_twice(world, size):
-    assert world.run(boxes, size, ranks=4) == [True] * 4
+def test_boxes_of_a_parameter_that_is_cut_twice(world):
+    sizes = [1, 3, 5, 7, 8, 13]
+    found = world.each(boxes, {size: (size,) for size in sizes}, ranks=4)
+    assert found == {size: [True] * 4 for size in sizes}
 
 
 def wide(layout):

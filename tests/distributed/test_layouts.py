@@ -16,12 +16,11 @@ from distributed.layouts import (
     assert_same,
     train,
     train_all,
-    train_data_parallel,
 )
 from distributed.parallel import by_columns, network
 from distributed.training import weights
 
-THREE = ("eigen", "cholesky", "ekfac")
+OTHERS = ("cholesky", "ekfac")
 ENDS = {"mem": natgrad.MemOpt(), "comm": natgrad.CommOpt()}
 # Ranks that see the same samples.
 PEERS = {"tp": 4, "one batch": 4, "fsdp + tp": 2, "hsdp + tp": 2, "replicated + tp": 2}
@@ -33,19 +32,27 @@ def reference(network, method, replicas, reduction, clip, users):
     return alone(case, replicas)
 
 
-def check(world, case, ranks, replicas, placements=PLACEMENTS, methods=()):
-    """Weights, bytes that are kept, and bytes that a step without an update sends. Methods share
+def each(case, placements=ENDS, also=()):
+    """The case with each of ``placements``; and by other methods, with the two ends of them."""
+    found = {(case.method, name): replace(case, placement=one) for name, one in placements.items()}
+    for method in also:
+        for name, one in ENDS.items():
+            found[method, name] = replace(case, method=method, placement=one)
+    return found
+
+
+def check(world, cases, ranks, replicas):
+    """Weights, bytes that are kept, and bytes that a step without an update sends. Cases share
     their ranks, which learn how to spread each operation once."""
-    cases = [replace(case, method=method) for method in methods or [case.method]]
-    for found in world.run(train_all, cases, placements, ranks=ranks):
-        for one, results in zip(cases, found, strict=True):
-            settings = (one.reduction, one.clip, one.users)
-            expected = reference(one.network, one.method, replicas, *settings)
-            for placement, result in results.items():
-                assert_same(result["weights"], expected, f"{one.method}, {placement}")
-                assert result["kept"] == (result["memory"].factors, result["memory"].inverses)
-                if not one.users:
-                    assert result["sent"][3].get("gradients", 0) == result["planned"].gradients
+    for found in world.run(train_all, cases, ranks=ranks):
+        for name, case in cases.items():
+            settings = (case.reduction, case.clip, case.users)
+            expected = reference(case.network, case.method, replicas, *settings)
+            result = found[name]
+            assert_same(result["weights"], expected, name)
+            assert result["kept"] == (result["memory"].factors, result["memory"].inverses), name
+            if not case.users:
+                assert result["sent"][3].get("gradients", 0) == result["planned"].gradients, name
 
 
 # Tensor parallelism.
@@ -54,7 +61,7 @@ def check(world, case, ranks, replicas, placements=PLACEMENTS, methods=()):
 @pytest.mark.parametrize("network", ["tower", "transformer"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_layers_are_cut(world, ranks, network):
-    check(world, Case(network, "tp"), ranks, 1, methods=THREE)
+    check(world, each(Case(network, "tp"), PLACEMENTS, OTHERS), ranks, 1)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +76,18 @@ def test_layers_are_cut(world, ranks, network):
     ],
 )
 def test_layers_are_cut_in_other_ways(world, network, layout, ranks):
-    check(world, Case(network, layout), ranks, 1)
+    check(world, each(Case(network, layout)), ranks, 1)
 
 
 @pytest.mark.parametrize("network", ["tower", "transformer"])
 def test_layers_are_cut_and_sharded(world, network):
-    check(world, Case(network, "fsdp + tp"), 4, 2, methods=THREE)
+    check(world, each(Case(network, "fsdp + tp"), PLACEMENTS, OTHERS), 4, 2)
 
 
 @pytest.mark.parametrize("layout", ["fsdp + tp", "hsdp + tp", "replicated + tp"])
 @pytest.mark.parametrize("network", ["uneven", "tied"])
 def test_layers_are_cut_and_sharded_in_other_ways(world, network, layout):
-    check(world, Case(network, layout), 4, 2)
+    check(world, each(Case(network, layout)), 4, 2)
 
 
 @pytest.mark.parametrize(
@@ -95,41 +102,60 @@ def test_layers_are_cut_and_sharded_in_other_ways(world, network, layout):
 def test_fishers_that_observe_the_output(world, network, layout, method):
     """Ranks of one layer draw the same, and here what one process draws."""
     ranks, replicas = (4, 2) if layout == "fsdp + tp" else (2, 1)
-    check(world, Case(network, layout, method), ranks, replicas, {"mem": natgrad.MemOpt()})
+    case = Case(network, layout, method)
+    check(world, each(case, {"mem": natgrad.MemOpt()}), ranks, replicas)
 
 
 # Data parallelism.
 
 
+def train_data_parallel(runs):
+    return {name: training.train(run)["weights"] for name, run in runs.items()}
+
+
 @pytest.mark.parametrize(
-    ("network", "method"),
-    [("mlp", "eigen"), ("cnn", "ekfac"), ("lm", "eigen"), ("lm", "cholesky"), ("lm", "ekfac")],
+    ("network", "methods", "placements"),
+    [
+        ("mlp", ["eigen"], PLACEMENTS),
+        ("cnn", ["ekfac"], ENDS),
+        ("lm", ["eigen", "cholesky", "ekfac"], ENDS),
+    ],
 )
-def test_shards_have_replicas(world, network, method):
-    run = training.Run(network, "hsdp", training.METHODS[method])
-    expected = training.alone(run, 4)
-    for results in world.run(train_data_parallel, run, PLACEMENTS, ranks=4):
-        for placement, result in results.items():
-            assert_same(result["weights"], expected, placement)
+def test_shards_have_replicas(world, network, methods, placements):
+    runs = {
+        (method, name): training.Run(
+            network, "hsdp", {**training.METHODS[method], "placement": placement}
+        )
+        for method in methods
+        for name, placement in placements.items()
+    }
+    expected = {
+        method: training.alone(training.Run(network, kfac=training.METHODS[method]), 4)
+        for method in methods
+    }
+    for found in world.run(train_data_parallel, runs, ranks=4):
+        for name, result in found.items():
+            assert_same(result, expected[name[0]], name)
 
 
 @pytest.mark.parametrize("layout", ["replicated", "one batch"])
 def test_parameters_are_replicated_by_tensors(world, layout):
-    check(world, Case("tower", layout), 2, 2 if layout == "replicated" else 1)
+    cases = each(Case("tower", layout), PLACEMENTS)
+    check(world, cases, 2, 2 if layout == "replicated" else 1)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("network", "options"),
     [
-        {"reshard_after_forward": True},
-        {"reshard_after_forward": False},
-        {"reshard_after_forward": 2},
-        {"shard_placement_fn": by_columns},
+        ("tower", {"reshard_after_forward": True}),
+        ("uneven", {"reshard_after_forward": False}),
+        ("uneven", {"reshard_after_forward": 2}),
+        ("tower", {"shard_placement_fn": by_columns}),
+        ("uneven", {"shard_placement_fn": by_columns}),
     ],
 )
-@pytest.mark.parametrize("network", ["tower", "uneven"])
 def test_options_of_fsdp(world, network, options):
-    check(world, Case(network, "fsdp", options=options), 4, 4, ENDS)
+    check(world, each(Case(network, "fsdp", options=options)), 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +163,7 @@ def test_options_of_fsdp(world, network, options):
     [{"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}],
 )
 def test_options_of_ddp(world, options):
-    check(world, Case("tower", "ddp", options=options), 2, 2)
+    check(world, each(Case("tower", "ddp", options=options), PLACEMENTS), 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -148,35 +174,36 @@ def test_options_of_ddp(world, options):
 @pytest.mark.parametrize("views", [True, False])
 def test_a_layer_is_used_by_some_ranks_only(world, users, views):
     options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
-    check(world, Case("branches", "ddp", options=options, users=users), 2, 2)
+    case = Case("branches", "ddp", options=options, users=users)
+    check(world, each(case, PLACEMENTS), 2, 2)
 
 
 def test_a_sharded_layer_is_not_used_by_any_rank(world):
-    check(world, Case("branches", "fsdp", users=(8, 0, 0, 8, 8)), 2, 2)
+    check(world, each(Case("branches", "fsdp", users=(8, 0, 0, 8, 8)), PLACEMENTS), 2, 2)
 
 
 @pytest.mark.parametrize(
     "layout", ["tp", "fsdp + tp", "fsdp", "hsdp", "ddp", "replicated", "one batch"]
 )
 def test_gradients_of_several_passes_are_accumulated(world, layout):
-    check(world, Case("tower", layout, micro=2), 4, 4 // PEERS.get(layout, 1), ENDS)
+    check(world, each(Case("tower", layout, micro=2)), 4, 4 // PEERS.get(layout, 1))
 
 
 def test_accumulation_into_views_of_buckets(world):
     options = {"gradient_as_bucket_view": True}
-    check(world, Case("tower", "ddp", options=options, micro=2), 2, 2, ENDS)
+    check(world, each(Case("tower", "ddp", options=options, micro=2)), 2, 2)
 
 
 @pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "hsdp", "ddp", "one batch"])
 def test_the_loss_is_a_sum(world, layout):
     replicas = 4 // PEERS.get(layout, 1)
-    check(world, Case("tower", layout, reduction="sum", clip=None), 4, replicas, ENDS)
+    check(world, each(Case("tower", layout, reduction="sum", clip=None)), 4, replicas)
 
 
 @pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "fsdp", "replicated"])
 def test_steps_that_are_not_clipped(world, layout):
     replicas = 4 // PEERS.get(layout, 1)
-    check(world, Case("tower", layout, clip=None), 4, replicas, ENDS)
+    check(world, each(Case("tower", layout, clip=None)), 4, replicas)
 
 
 @pytest.mark.parametrize("reduced", [torch.float32, torch.bfloat16])

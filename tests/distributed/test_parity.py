@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
 import pytest
 import torch
@@ -21,9 +22,10 @@ PLACEMENTS = {
     "auto": natgrad.Auto(),
 }
 COMPARED = ["mem", "half", "comm", "scatter"]
+LAYOUTS = ["plain", "ddp", "fsdp"]
 # Small worlds choose the direct route: the other one is asked for, with fewer methods.
-ROUTES = {"": None, ", balanced": Route.BALANCED}
-OF_ROUTE = {"": list(METHODS), ", balanced": ["eigen", "ekfac"]}
+ROUTES = {"direct": None, "balanced": Route.BALANCED}
+OF_ROUTE = {"direct": list(METHODS), "balanced": ["eigen", "ekfac"]}
 
 
 def divides(placement, ranks):
@@ -36,7 +38,7 @@ OWN = {
     "low-rank": {"inverse": LowRank(3)},
     "inputs": {"structure": InputsOnly()},
     "inputs, low-rank": {"structure": InputsOnly(), "inverse": LowRank(3)},
-    "root": {"inverse": natgrad.Eigen(power=0.5)},
+    "root": {"geometry": natgrad.geometry.Euclidean(power=0.5)},
 }
 
 
@@ -45,10 +47,10 @@ def reference(network, method, ranks, batches=()):
     return alone(Run(network, kfac={**METHODS, **OWN}[method], batches=batches), ranks)
 
 
-def assert_same(found, expected):
+def assert_same(found, expected, where=""):
     for name, weight in expected.items():
         error = (found[name] - weight).abs().max() / weight.abs().max()
-        assert error <= 1e-10, f"{name}: {error:.1e}"
+        assert error <= 1e-10, f"{where} {name}: {error:.1e}"
 
 
 def train_each(runs):
@@ -56,47 +58,52 @@ def train_each(runs):
     return {key: train(run)["weights"] for key, run in runs.items()}
 
 
-@pytest.fixture(scope="module")
-def trained(world):
-    """The weights on each rank; what differs in placement and method alone shares its processes,
-    whose start takes longer than the training."""
-
-    @lru_cache(maxsize=4)
-    def trained(ranks, network, layout):
-        runs = {
-            (placement, method, route): Run(
-                network,
-                layout,
-                {**METHODS[method], "placement": PLACEMENTS[placement], "route": way},
-            )
-            for placement in COMPARED
-            for route, way in ROUTES.items()
-            for method in OF_ROUTE[route]
-            if divides(placement, ranks)
-        }
-        return world.run(train_each, runs, ranks=ranks)
-
-    return trained
+def combinations(ranks, network, layout):
+    """Each placement by each route, with one method: the next one on another network or in another
+    layout, so that on every number of ranks each placement meets each method on each network and
+    in each layout."""
+    turn = list(NETWORKS).index(network) + LAYOUTS.index(layout)
+    for route, (index, placement) in product(ROUTES, enumerate(COMPARED)):
+        if divides(placement, ranks):
+            methods = OF_ROUTE[route]
+            yield placement, methods[(index + turn) % len(methods)], route
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("placement", COMPARED)
-@pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_weights_are_those_of_one_process(trained, ranks, network, layout, placement, method):
-    if not divides(placement, ranks):
-        pytest.skip("half of three ranks are no ranks")
-    expected = reference(network, method, ranks)
-    results = trained(ranks, network, layout)
-    for route in ROUTES:
-        if method in OF_ROUTE[route]:
-            for weights in results:
-                found = weights[placement, method, route]
-                assert_same(found, expected)
-                assert torch.isfinite(torch.cat([w.flatten() for w in found.values()])).all()
-                first = results[0][placement, method, route]
-                assert all(torch.equal(found[name], first[name]) for name in first)
+def test_weights_are_those_of_one_process(world, ranks, network, layout):
+    runs = {
+        (placement, method, route): Run(
+            network,
+            layout,
+            {**METHODS[method], "placement": PLACEMENTS[placement], "route": ROUTES[route]},
+        )
+        for placement, method, route in combinations(ranks, network, layout)
+    }
+    results = world.run(train_each, runs, ranks=ranks)
+    for key in runs:
+        _, method, _ = key
+        first = results[0][key]
+        assert_same(first, reference(network, method, ranks), key)
+        assert torch.isfinite(torch.cat([w.flatten() for w in first.values()])).all(), key
+        for weights in results[1:]:
+            assert all(torch.equal(weights[key][name], first[name]) for name in first), key
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("other", ["network", "layout"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_placement_meets_every_method(ranks, other, route):
+    met = {
+        (placement, method, network if other == "network" else layout)
+        for network, layout in product(NETWORKS, LAYOUTS)
+        for placement, method, by in combinations(ranks, network, layout)
+        if by == route
+    }
+    placements = [placement for placement in COMPARED if divides(placement, ranks)]
+    others = NETWORKS if other == "network" else LAYOUTS
+    assert met == set(product(placements, OF_ROUTE[route], others))
 
 
 def train_in_nodes(runs):

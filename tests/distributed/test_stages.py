@@ -78,11 +78,11 @@ def pipeline(wrapper: str, placement: Any, micro: int) -> tuple[int, dict[str, T
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("wrapper", ["plain", "ddp", "fsdp"])
-def test_each_stage_of_a_pipeline_has_its_own_ranks(world, wrapper, placement, micro):
+def test_each_stage_of_a_pipeline_has_its_own_ranks(world, wrapper, micro):
     expected = stages_alone()
-    found = world.run(pipeline, wrapper, PLACEMENTS[placement], micro, ranks=4)
-    assert [stage for stage, _ in found] == [0, 0, 1, 1]
-    for stage, result in found:
-        assert_same(result, expected[stage])
+    calls = {name: (wrapper, placement, micro) for name, placement in PLACEMENTS.items()}
+    for name, found in world.each(pipeline, calls, ranks=4).items():
+        assert [stage for stage, _ in found] == [0, 0, 1, 1]
+        for stage, result in found:
+            assert_same(result, expected[stage], name)

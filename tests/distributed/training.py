@@ -12,7 +12,7 @@ import natgrad
 from kfac_keywords import grouped
 from natgrad import KFAC
 
-STEPS = 5
+STEPS = 4  # of which two update
 EACH = 4  # samples of a rank in a step
 LETTERS = 11
 

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -82,8 +82,36 @@ class World:
         ``function`` is found by name in the module it is defined in. Ranks in ``lost`` are meant to
         die, and return None. After ``timeout`` seconds, all ranks are killed.
         """
+        return self._run(function, args, function, ranks, timeout, lost)
+
+    def each(
+        self,
+        function: Callable[..., Any],
+        calls: Mapping[Any, Sequence[Any]],
+        *,
+        ranks: int,
+        timeout: float = 120,
+    ) -> dict[Any, list[Any]]:
+        """What ``function(*calls[name])`` returns on rank 0, 1, …, for each name of ``calls``.
+
+        All of them on the same ranks, one after the other: starting processes and the first use of
+        much of torch takes longer than most of what is tested in them. What a call raises has a
+        note with its name.
+        """
+        found = self._run(_each, (function, dict(calls)), function, ranks, timeout, ())
+        return {name: [answers[name] for answers in found] for name in calls}
+
+    def _run(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        function: Callable[..., Any],
+        ranks: int,
+        timeout: float,
+        lost: Sequence[int],
+    ) -> list[Any]:
         module = sys.modules[function.__module__]
-        job = pickle.dumps((function, args))
+        job = pickle.dumps((target, args))
         with TemporaryDirectory(prefix="natgrad-world-") as folder:
             pipes = [self._context.Pipe() for _ in range(ranks)]
             self.processes = [
@@ -211,7 +239,6 @@ def _rank(
 def _called(
     pipe: Connection, rank: int, ranks: int, folder: str, timeout: float, filters: list[str]
 ) -> Any:
-    import numpy
     import torch
     import torch.distributed as dist
     from _pytest.config import apply_warning_filters
@@ -229,9 +256,28 @@ def _called(
         )
         _import(name, file)
         function, args = pickle.loads(job)
-        for seed in (random.seed, numpy.random.seed, torch.manual_seed):
-            seed(0)
+        _seed()
         return function(*args)
+
+
+def _seed() -> None:
+    import numpy
+    import torch
+
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(0)
+
+
+def _each(function: Callable[..., Any], calls: dict[Any, Sequence[Any]]) -> dict[Any, Any]:
+    found = {}
+    for name, args in calls.items():
+        _seed()
+        try:
+            found[name] = function(*args)
+        except Exception as error:
+            error.add_note(f"in the call named {name!r}")
+            raise
+    return found
 
 
 def _import(name: str, file: str) -> None:

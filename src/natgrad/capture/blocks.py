@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.capture.averages import NewEstimate, NewSums, RunningFactor
+from natgrad.damping import Damping
 from natgrad.errors import SettingError
 from natgrad.inverses import Decomposed, DecomposedFactor, Inverse, Parts
 from natgrad.layers import Layer
@@ -44,10 +45,13 @@ class Block:
         inverse: Inverse,
         factor_dtype: torch.dtype | None,
         region_terms: float | None = None,
+        half_products: bool | None = None,
     ) -> None:
         self.name, self.layers, self.structure, self.inverse = name, layers, structure, inverse
         self.factors = structure.factors(layers)
         self.forms: dict[str, Form] = {n: f.form for n, f in self.factors.items()}
+        for form in self.forms.values():
+            form.half_products = half_products
         sample = self.parameters[0]
         self.device = sample.device
         self.dtype = factor_dtype or real(sample.dtype)
@@ -57,13 +61,15 @@ class Block:
         # The factors that are decomposed; the others are merged into these, or in their basis.
         self.decomposes = tuple(n for n in structure.needs if n not in structure.in_basis)
         self._part_shapes = {name: self._shapes(name) for name in self.forms}
-        self.ready = False  # whether there is something to precondition with, on all ranks together
+        # Whether there is something to precondition with, on all ranks together.
+        self.ready = not self.decomposes
         # Terms of a region, where the layers see regions of samples instead of samples.
         self.region_terms = region_terms
         self.running: dict[str, RunningFactor] = {}
         self.sums: Sums = {}
         self.parts: dict[str, Parts] = {}
         self.solved: set[str] = set()  # factors whose parts are where they are needed
+        self.moments: dict[str, Tensor] = {}  # what steps keep beside the curvature: momentum
         self.dropped = torch.zeros((), dtype=torch.int64, device=self.device)
         self.failures = 0
         self.version = 0  # changes whenever the parts do
@@ -160,7 +166,7 @@ class Block:
 
     # Decomposition.
 
-    def decompose(self, names: Iterable[str], damping: float) -> dict[str, Parts | None]:
+    def decompose(self, names: Iterable[str], damping: Damping) -> dict[str, Parts | None]:
         """The parts of these factors as they are now, ``None`` for one that cannot be decomposed.
 
         A factor that has seen no data is left out."""
@@ -206,6 +212,10 @@ class Block:
         """Keep the same parts as views of these, which are stacked with those of other blocks."""
         self.parts = parts
 
+    def keep_moments(self, moments: dict[str, Tensor]) -> None:
+        """Keep these, or the same ones as views of what is stacked with those of other blocks."""
+        self.moments = moments
+
     def decomposed_factors(self) -> dict[str, DecomposedFactor]:
         """The factors as they were last decomposed, as far as they are on this rank."""
         return self._decomposed_factors(self.parts)
@@ -241,7 +251,7 @@ class Block:
         for a, b in zip(old, parts, strict=True):
             a.copy_(b)
 
-    def error(self, name: str, damping: float) -> float:
+    def error(self, name: str, damping: Damping) -> float:
         """How far the decomposition of a factor is from the factor now, relative."""
         matrices = self.structure.matrices(self.kept(), self.forms)
         if name not in matrices or name not in self.parts:
@@ -252,7 +262,7 @@ class Block:
             return float(self.inverse.diagonal_error(parts, form.values(matrices[name]), own))
         return float(self.inverse.error(parts, form.dense(matrices[name]), own))
 
-    def _dampings(self, matrices: dict[str, Tensor], damping: float) -> dict[str, Tensor]:
+    def _dampings(self, matrices: dict[str, Tensor], damping: Damping) -> dict[str, Tensor]:
         return self.structure.factor_dampings(matrices, self.forms, self.inverse, damping)
 
     # State.
@@ -262,12 +272,13 @@ class Block:
         averages: Mapping[tuple[str, str], Tensor],
         parts: dict[str, Parts],
         solved: Iterable[str],
+        moments: dict[str, Tensor],
         counts: tuple[int, int],
         shares_input_with: "Block | None",
     ) -> None:
         """Be as a saved block was, and forget everything else. ``averages``: mean, weight and
         change by factor, not copied; ``counts``: updates dropped, and decompositions failed."""
-        self.sums, self.running, self.parts = {}, {}, parts
+        self.sums, self.running, self.parts, self.moments = {}, {}, parts, moments
         for (name, field), tensor in averages.items():
             if name not in self.running:
                 self.running[name] = RunningFactor(self.forms[name], self.dtype, self.device)
@@ -287,3 +298,5 @@ class Block:
         for parts in self.parts.values():
             for part in parts:
                 yield "inverses", part
+        for moment in self.moments.values():
+            yield "momentum", moment

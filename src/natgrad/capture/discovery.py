@@ -53,6 +53,7 @@ class Choice:
     batch_axis: int
     regions: Mapping[str, float] = field(default_factory=dict)
     axes: Mapping[str, int] = field(default_factory=dict)
+    half_products: bool | None = None
 
 
 def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
@@ -89,6 +90,7 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
             choice.inverse,
             choice.factor_dtype,
             _region_terms(group, choice),
+            choice.half_products,
         )
         for group in _tied(layers)
     ]

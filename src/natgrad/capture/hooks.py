@@ -22,27 +22,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from natgrad.capture.backwards import Backwards
+from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards
 from natgrad.capture.blocks import Block
 from natgrad.capture.module_hooks import Hooks, in_backward
-from natgrad.capture.passes import Pass, sample_counts, tensors_of
+from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.sample_axes import SampleAxes
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
-
-_THROWN_AWAY = (
-    "The gradients of a backward pass were set to zero before the step, or the pass has failed, so "
-    "its statistics are left out as well. Call kfac.discard() where gradients are thrown away; "
-    "keep them in .grad where they count."
-)
-_SECOND_ORDER = (
-    "The loss depends on gradients of {} (create_graph=True, as in a gradient penalty), and this "
-    "path is not in its statistics: the curvature is that of the rest of the loss. "
-    "natgrad.MonteCarloFisher(), which looks at outputs alone, has no such path."
-)
 
 Use = tuple[Block, Layer[Any]]
 View = Callable[[Tensor], Tensor]
@@ -73,6 +62,10 @@ class Capture:
         self._before: Pass | None = None
         self.restarted = False  # a pass before was thrown away
         self.second_order = ""  # a layer whose gradient the loss depends on
+        # Where the backward pass of each output begins, and what is done as it does. Nothing that
+        # the graph itself holds may hold its edges: it would never be freed.
+        self.outputs: dict[Pass, tuple[GradientEdge, Tensor]] = {}
+        self.on_output: Callable[[Pass, GradientEdge, Tensor], None] | None = None
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
 
@@ -142,6 +135,7 @@ class Capture:
         self.waiting = {}
         self.restarted, self.second_order = False, ""
         self.backwards.forget()
+        self.outputs.clear()
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
@@ -163,9 +157,9 @@ class Capture:
             hook.finish()
         found = [this.doubt for this in self.passes if this.doubt and counted]
         if self.restarted:
-            found.append(_THROWN_AWAY)
+            found.append(THROWN_AWAY)
         if self.second_order:
-            found.append(_SECOND_ORDER.format(self.second_order))
+            found.append(SECOND_ORDER.format(self.second_order))
         return [*found, *self.axes.doubts]
 
     # What hooks do.
@@ -189,6 +183,9 @@ class Capture:
                 self.current = self._before  # an evaluation is no part of what comes
             return
         self._before = None
+        if self.taping and this.tape and (main := prediction(out)) is not None:
+            self.outputs[this] = get_gradient_edge(main), main.detach()
+            main.register_hook(_PredictionHook(self, this))
         for tensor in tensors_of(out):
             if tensor.requires_grad:
                 tensor.register_hook(_OutputHook(self, this))
@@ -335,3 +332,17 @@ class _OutputHook:
         if not torch.is_grad_enabled():
             self.capture.mark_returned(self.this)
             self.capture.current = self.this  # what is recomputed from here on belongs to it
+
+
+class _PredictionHook:
+    """The hook on what the model predicts, before the backward pass goes on into the model."""
+
+    def __init__(self, capture: Capture, this: Pass) -> None:
+        self.capture, self.this = capture, this
+
+    def __call__(self, g: Tensor) -> None:
+        if torch.is_grad_enabled() or self.capture.on_output is None:
+            return
+        found = self.capture.outputs.pop(self.this, None)  # only the first time
+        if found is not None and self.this.tape:
+            self.capture.on_output(self.this, *found)

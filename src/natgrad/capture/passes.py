@@ -98,6 +98,19 @@ def leading_size(values: tuple[Any, ...], axis: int) -> int | None:
     return next(iter(sample_counts(values, axis)), None)
 
 
+def prediction(out: Any) -> Tensor | None:
+    """What the loss is computed from: the output itself, its ``logits``, or its first tensor that
+    has a gradient.
+
+    Arguments:
+        out: what a model has returned.
+    """
+    if isinstance(out, Mapping) and "logits" in out:
+        out = out["logits"]
+    found = tensors_of(getattr(out, "logits", out))
+    return next((t for t in found if t.requires_grad and t.ndim), None)
+
+
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """Every tensor in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):

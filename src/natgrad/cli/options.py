@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 import torch
 import typer
 
+from natgrad.comm.wire import WireFormat, float21
 from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.names import INVERSES, NETWORKS, PLACEMENTS, PlacementRequest
@@ -26,10 +27,12 @@ class Layout(StrEnum):
 
 class WireDtype(StrEnum):
     FLOAT32 = "float32"
+    FLOAT21 = "float21"
     BFLOAT16 = "bfloat16"
 
-    def made(self) -> torch.dtype:
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.value]
+    def made(self) -> WireFormat:
+        found: dict[str, WireFormat] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+        return found.get(self.value, float21)
 
 
 # Networks that have a size without the data of a task.

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.base import Communicator
 from natgrad.comm.transfers import Arrived, Pending
+from natgrad.comm.wire import SUMMED_AS
 
 
 class Alone(Communicator):

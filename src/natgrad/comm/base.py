@@ -21,18 +21,10 @@ import torch
 from torch import Tensor
 
 from natgrad.comm.transfers import Pending, Then, Traffic, communication_error
+from natgrad.comm.wire import SUMMED_AS, Wire
 from natgrad.errors import NatgradError, SettingError
 
 T = TypeVar("T")
-
-# What sums of numbers are made in, and for `total` also sent in.
-SUMMED_AS = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-    torch.int64: torch.int64,
-}
 
 
 class Communicator(ABC):
@@ -109,7 +101,7 @@ class Communicator(ABC):
             f"add up '{purpose}'", lambda failure: self._total(own, numbers.dtype, failure)
         )
 
-    def reduce_scatter(self, send: Tensor, purpose: str) -> Pending:
+    def reduce_scatter(self, send: Tensor, purpose: str, wire: Wire | None = None) -> Pending:
         """Sum over the ranks, of which this rank gets its slice ``[n]``, as a new tensor: float32
         of 16-bit numbers, which are sent as they are, and otherwise of the dtype of ``send``.
 
@@ -117,6 +109,8 @@ class Communicator(ABC):
             send: ``[W n]``, contiguous, of the same length on all ranks: the slices for rank 0, 1,
                 … one behind the other. Must not be written to before the wait.
             purpose: name under which the traffic is counted, such as ``"factors"``.
+            wire: how numbers become words, where it is not one of them each; every slice is packed
+                by itself, and what arrives is unpacked before it is added up.
         """
         self._check(send, "reduce_scatter", purpose)
         _check_summable(send, "reduce_scatter", purpose)
@@ -125,10 +119,14 @@ class Communicator(ABC):
                 f"reduce_scatter of '{purpose}': the {send.numel()} numbers do not make "
                 f"{self.size} slices of one length: add zeros at the end."
             )
+        what, send = f"reduce '{purpose}'", send.detach()
+        if wire is not None and wire.per_word > 1:
+            slices = send.view(self.size, send.numel() // self.size)
+            packed = wire.words(slices.shape[1]) * wire.dtype.itemsize
+            self.traffic.count(purpose, (self.size - 1) * packed)
+            return self._carry(what, lambda failure: self._reduce_packed(slices, wire, failure))
         self.traffic.count(purpose, (self.size - 1) * send.nbytes // self.size)
-        return self._carry(
-            f"reduce '{purpose}'", lambda failure: self._reduce_scatter(send.detach(), failure)
-        )
+        return self._carry(what, lambda failure: self._reduce_scatter(send, failure))
 
     def all_gather(self, send: Tensor, purpose: str) -> Pending:
         """The slices of all ranks one behind the other, ``[W n]``, as a new tensor.
@@ -187,6 +185,17 @@ class Communicator(ABC):
         dtype = SUMMED_AS[send.dtype]
         pending = self._exchange(send, sizes, sizes, failure)
         return Then(pending, lambda got: got.view(self.size, -1).sum(0, dtype=dtype))
+
+    def _reduce_packed(self, slices: Tensor, wire: Wire, failure: str) -> Pending:
+        """The same of ``slices [k W, n]``, of which each rank gets the sums of ``k``, flat."""
+        words, (rows, each) = wire.encode(slices), slices.shape
+        sizes = [words.numel() // self.size] * self.size
+
+        def add_up(got: Tensor) -> Tensor:
+            numbers = wire.decode(got.view(self.size, rows // self.size, words.shape[1]), each)
+            return numbers.sum(0).flatten()
+
+        return Then(self._exchange(words.flatten(), sizes, sizes, failure), add_up)
 
     @abstractmethod
     def _all_gather(self, send: Tensor, failure: str) -> Pending: ...

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.base import Communicator
 from natgrad.comm.transfers import Pending, Transfer
+from natgrad.comm.wire import SUMMED_AS
 from natgrad.errors import SettingError
 
 # An exchange moves bits, so a type of the right width serves any dtype; counts are 32 bits wide.

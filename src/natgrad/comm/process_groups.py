@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from natgrad.comm.alone import Alone
-from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.base import Communicator
 from natgrad.comm.transfers import Pending, Transfer, communication_error
+from natgrad.comm.wire import SUMMED_AS
 from natgrad.errors import NatgradError, SettingError
 
 if TYPE_CHECKING:

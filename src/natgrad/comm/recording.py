@@ -10,6 +10,7 @@ from torch import Tensor
 
 from natgrad.comm.base import Communicator
 from natgrad.comm.transfers import Pending, Traffic
+from natgrad.comm.wire import Wire
 
 
 @dataclass
@@ -87,9 +88,9 @@ class Recording(Communicator):
         pending = self.inner.total(numbers, purpose)
         return self._follow(pending, "total", purpose, before, launched)
 
-    def reduce_scatter(self, send: Tensor, purpose: str) -> Pending:
+    def reduce_scatter(self, send: Tensor, purpose: str, wire: Wire | None = None) -> Pending:
         before, launched = self.traffic.snapshot(), perf_counter_ns()
-        pending = self.inner.reduce_scatter(send, purpose)
+        pending = self.inner.reduce_scatter(send, purpose, wire)
         return self._follow(pending, "reduce_scatter", purpose, before, launched)
 
     def all_gather(self, send: Tensor, purpose: str) -> Pending:

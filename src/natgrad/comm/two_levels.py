@@ -17,13 +17,14 @@ from torch import Tensor
 
 from natgrad.comm.base import Communicator
 from natgrad.comm.transfers import Pending, Then
+from natgrad.comm.wire import Wire
 from natgrad.errors import SettingError
 
 
 class TwoLevels(Communicator):
     """The ranks of another communicator, in nodes.
 
-    16-bit numbers are added up in float32 inside a node, rounded, and added up so between nodes.
+    Short numbers are added up in float32 inside a node, rounded, and added up so between nodes.
 
     Arguments:
         inner: all ranks, those of a node one behind the other; it makes everything but
@@ -57,6 +58,15 @@ class TwoLevels(Communicator):
             return self._between._reduce_scatter(sums.to(send.dtype), failure).wait()
 
         return Then(self._inside._reduce_scatter(turned, failure), between)
+
+    def _reduce_packed(self, slices: Tensor, wire: Wire, failure: str) -> Pending:
+        nodes, each = self.size // self.node, slices.shape[1]
+        turned = slices.view(nodes, self.node, each).transpose(0, 1).flatten(0, 1)
+
+        def between(sums: Tensor) -> Tensor:
+            return self._between._reduce_packed(sums.view(nodes, each), wire, failure).wait()
+
+        return Then(self._inside._reduce_packed(turned, wire, failure), between)
 
     def _all_gather(self, send: Tensor, failure: str) -> Pending:
         nodes = self.size // self.node

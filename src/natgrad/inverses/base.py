@@ -35,7 +35,6 @@ from natgrad.inverses.decomposed import (
     FactorBlocks,
     FactorProduct,
 )
-from natgrad.inverses.functions import DampedPower, Function
 from natgrad.linalg.products import product
 from natgrad.specs import FactorCost, FactorSpec, Routine
 
@@ -167,14 +166,6 @@ class Inverse(ABC):
         return _residual(torch.diag_embed(parts[0] * (values + damping.unsqueeze(1))))
 
     # How decomposed factors become a block: structures ask for one of these.
-
-    def function(self, damping: float) -> Function:
-        """What a step applies to the block: the damped inverse.
-
-        Arguments:
-            damping: of the block; where factors were damped before, it is in them already.
-        """
-        return DampedPower(-1.0, damping)
 
     def blocks(self, factor: DecomposedFactor) -> Decomposed:
         """A block that is one factor, over pieces of ``vec(W)``.

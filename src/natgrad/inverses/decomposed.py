@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from natgrad.inverses.functions import DampedPower, Function
+from natgrad.damping import Damping
+from natgrad.inverses.functions import DampedPower, Function, damped
 from natgrad.linalg.products import scaled, two_sided
 
 if TYPE_CHECKING:
@@ -66,6 +67,18 @@ class DecomposedFactor:
             return self.inverse.solve(self.parts, m)
         return self.inverse.apply_power(self.parts, m, exponent)
 
+    def matrix(self, exponent: float) -> Tensor:
+        """The same power as a matrix ``[b, d, d]``, or its diagonal ``[b, d]`` where it is one.
+
+        Arguments:
+            exponent: as for `power`.
+        """
+        first = self.parts[0]
+        if self.diagonal:
+            return first.pow(-exponent)
+        eye = torch.eye(self.dim, dtype=first.dtype, device=first.device)
+        return self.power(eye.expand(len(first), -1, -1), exponent)
+
     def power_rows(self, m: Tensor, exponent: float) -> Tensor:
         """``m (factor + damping I)^exponent``.
 
@@ -91,7 +104,7 @@ class Decomposed(ABC):
         """
 
     @abstractmethod
-    def multiply(self, m: Tensor, damping: float) -> Tensor:
+    def multiply(self, m: Tensor, damping: Damping) -> Tensor:
         """``(block + damping I) m``: what ``apply(DampedPower(-1, damping), ...)`` inverts.
 
         Arguments:
@@ -99,7 +112,9 @@ class Decomposed(ABC):
             damping: of the block; not added where each factor has its own already.
         """
 
-    def whiten(self, m: Tensor, power: float, damping: float) -> Tensor:
+    def whiten(
+        self, m: Tensor, power: float, damping: Damping, out: Tensor | None = None
+    ) -> Tensor:
         """Coordinates in which ``F^power`` is the identity: ``F^(-power/2) m``, damped.
 
         For a product of two factors both sides are whitened by themselves,
@@ -110,8 +125,34 @@ class Decomposed(ABC):
             m: ``[b, rows, cols]``.
             power: 1 whitens by the curvature itself, 0 changes nothing.
             damping: as for ``apply``; of a product each factor gets its share.
+            out: ``[b, rows, cols]``, where the result is written; ``None`` makes a new tensor.
         """
-        return self.apply(DampedPower(-power / 2, damping), m)
+        return self.apply(DampedPower(-power / 2, damping), m, out)
+
+    def rotate(self, m: Tensor) -> Tensor:
+        """Coordinates in the eigenbasis of the block, of those inverses that have one.
+
+        Arguments:
+            m: ``[b, rows, cols]``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no eigenbasis")
+
+    def rotate_back(self, m: Tensor) -> Tensor:
+        """From coordinates in the eigenbasis to those of the weight.
+
+        Arguments:
+            m: ``[b, rows, cols]``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no eigenbasis")
+
+    def along_inputs(self, m: Tensor) -> Tensor | None:
+        """``m A`` with the second moments of the inputs; ``None`` where these are not known. An
+        inverse that damps factors has its damping in ``A``.
+
+        Arguments:
+            m: ``[b, rows, cols]``.
+        """
+        return None
 
     def outer(self, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
         """The damped inverse of the matrix ``g^T a``, as such a product again; ``None`` where that
@@ -130,6 +171,26 @@ class Decomposed(ABC):
     def forget(self) -> None:
         """The parts have been overwritten: drop what was computed from them."""
         return
+
+
+class IdentityBlock(Decomposed):
+    """Where no curvature is kept: ``F = I``."""
+
+    def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
+        scale = function(m.new_ones(len(m), 1, 1))
+        return torch.mul(m, scale, out=out)
+
+    def multiply(self, m: Tensor, damping: Damping) -> Tensor:
+        return m * damped(m.new_ones(len(m), 1, 1), damping)
+
+    def rotate(self, m: Tensor) -> Tensor:
+        return m.clone()
+
+    def rotate_back(self, m: Tensor) -> Tensor:
+        return m
+
+    def tensors(self) -> Iterator[Tensor]:
+        return iter(())
 
 
 class FactorBlocks(Decomposed):
@@ -152,7 +213,7 @@ class FactorBlocks(Decomposed):
             found = (found if vectors is None else vectors @ found).view(m.shape)
         return found if out is None else out.copy_(found)
 
-    def multiply(self, m: Tensor, damping: float) -> Tensor:
+    def multiply(self, m: Tensor, damping: Damping) -> Tensor:
         return self._power(m, 1.0)
 
     def _power(self, m: Tensor, exponent: float) -> Tensor:
@@ -178,6 +239,8 @@ class FactorProduct(Decomposed):
     def __init__(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> None:
         self.g, self.a = g, a
         self._explicit = all(f is None or f.explicit() is not None for f in (g, a))
+        self._whitens: float | None = None
+        self._roots: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
         if not isinstance(function, DampedPower):
@@ -189,15 +252,31 @@ class FactorProduct(Decomposed):
             found = self._power(m, function.exponent)
         return found if out is None else out.copy_(found)
 
-    def multiply(self, m: Tensor, damping: float) -> Tensor:
+    def multiply(self, m: Tensor, damping: Damping) -> Tensor:
         return self._power(m, 1.0)
+
+    def whiten(
+        self, m: Tensor, power: float, damping: Damping, out: Tensor | None = None
+    ) -> Tensor:
+        """The root of each side is kept as a matrix until the factors change."""
+        if self._whitens != power:
+            left, right = (None if f is None else f.matrix(-power / 2) for f in (self.g, self.a))
+            self._whitens, self._roots = power, (left, right)
+        left, right = self._roots
+        return sandwiched(left, m, right, out)
+
+    def along_inputs(self, m: Tensor) -> Tensor | None:
+        return None if self.a is None else self.a.power_rows(m, 1.0)
 
     def outer(self, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
         """Each side by itself: with fewer rows than the layer is wide that is less work."""
         return _solved_rows(self.g, g), _solved_rows(self.a, a)
 
     def tensors(self) -> Iterator[Tensor]:
-        return iter(())
+        yield from (root for root in self._roots if root is not None)
+
+    def forget(self) -> None:
+        self._whitens, self._roots = None, (None, None)
 
     def _power(self, m: Tensor, exponent: float) -> Tensor:
         m = m if self.g is None else self.g.power(m, exponent)

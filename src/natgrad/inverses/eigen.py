@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from natgrad.checks import Range, check_numbers
 from natgrad.inverses.base import Parts
-from natgrad.inverses.functions import DampedPower, Function
 from natgrad.inverses.spectral import Basis, Diagonalization
 from natgrad.linalg.eigh import eigh
 from natgrad.specs import FactorSpec
@@ -15,20 +13,7 @@ from natgrad.specs import FactorSpec
 @dataclass(frozen=True)
 class Eigen(Diagonalization):
     """The joint damping ``1 / (l_G l_A + damping)`` is exact for ``(A x G + damping I)^-1``, and a
-    damping schedule acts at once.
-
-    Arguments:
-        power: ``a`` in ``(F + damping I)^-a``, from 0 (the plain gradient) to 1 (the natural
-            gradient).
-    """
-
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_numbers(self, power=Range(low=0, high=1))
-
-    def __repr__(self) -> str:
-        return "Eigen()" if self.power == 1 else f"Eigen(power={self.power!r})"
+    damping schedule acts at once."""
 
     def decompose(self, matrix: Tensor, damping: Tensor) -> Parts:
         values, rows = eigh(matrix)
@@ -40,6 +25,3 @@ class Eigen(Diagonalization):
 
     def shapes(self, spec: FactorSpec) -> tuple[tuple[int, ...], ...]:
         return (spec.batch, spec.dim, spec.dim), (spec.batch, spec.dim)
-
-    def function(self, damping: float) -> Function:
-        return DampedPower(-self.power, damping)

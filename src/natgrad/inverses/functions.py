@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natgrad.damping import Damping, Relative
+
 # Of eigenvalues ``[b, ...]``, entry by entry: a new tensor of the same shape.
 Function = Callable[[Tensor], Tensor]
 
@@ -19,11 +21,12 @@ class DampedPower:
 
     Arguments:
         exponent: any number.
-        damping: ``≥ 0``, added to every eigenvalue first.
+        damping: ``≥ 0``, added to every eigenvalue first; a `Relative` one is a share of the mean
+            eigenvalue of each matrix.
     """
 
     exponent: float = -1.0
-    damping: float = 0.0
+    damping: Damping = 0.0
 
     def __call__(self, values: Tensor) -> Tensor:
         """The function of eigenvalues, as a new tensor.
@@ -31,8 +34,32 @@ class DampedPower:
         Arguments:
             values: ``[b, …]``, eigenvalues of ``b`` matrices, none of them negative.
         """
-        damped = floored(values + self.damping, values.flatten(1).amax(1))
-        return damped.reciprocal_() if self.exponent == -1 else damped.pow_(self.exponent)
+        found = floored(damped(values, self.damping), values.flatten(1).amax(1))
+        return found.reciprocal_() if self.exponent == -1 else found.pow_(self.exponent)
+
+
+def damped(values: Tensor, damping: Damping) -> Tensor:
+    """Eigenvalues with their damping, as a new tensor.
+
+    Arguments:
+        values: ``[b, …]``, eigenvalues of ``b`` matrices.
+        damping: added to all of them; a `Relative` one is a share of each matrix's own mean.
+    """
+    if not isinstance(damping, Relative):
+        return values + damping
+    added = relative(damping, values.flatten(1).mean(1))
+    return values + added.view(-1, *([1] * (values.ndim - 1)))
+
+
+def relative(damping: Relative, means: Tensor) -> Tensor:
+    """What a relative damping adds. A matrix without any curvature, as of a group of channels that
+    was never active, is damped as one whose mean is 1: nothing divides by almost 0.
+
+    Arguments:
+        damping: a share of the mean.
+        means: mean eigenvalue of each matrix.
+    """
+    return damping.share * torch.where(means > 0, means, torch.ones_like(means))
 
 
 def floored(damped: Tensor, largest: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from natgrad.damping import Damping, Relative
 from natgrad.inverses.base import Inverse, Parts
 from natgrad.inverses.decomposed import Decomposed, DecomposedFactor, sandwiched
-from natgrad.inverses.functions import DampedPower, Function
+from natgrad.inverses.functions import DampedPower, Function, damped, relative
 from natgrad.linalg.products import filtered, product, scaled
 from natgrad.specs import FactorCost, FactorSpec
 
@@ -137,8 +138,19 @@ class SpectralBlocks(Decomposed):
         found = _filtered_columns(rows, function(values), pieces).view(m.shape)
         return found if out is None else out.copy_(found)
 
-    def multiply(self, m: Tensor, damping: float) -> Tensor:
-        return self.apply(lambda values: values + damping, m)
+    def multiply(self, m: Tensor, damping: Damping) -> Tensor:
+        return self.apply(lambda values: damped(values, damping), m)
+
+    def rotate(self, m: Tensor) -> Tensor:
+        return self._turned(self.basis.rows, m)
+
+    def rotate_back(self, m: Tensor) -> Tensor:
+        return self._turned(self.basis.rows.mT, m)
+
+    def _turned(self, rows: Tensor, m: Tensor) -> Tensor:
+        if self.basis.is_identity:
+            return m.clone()
+        return (rows @ m.reshape(len(rows), -1, 1)).view(m.shape)
 
     def tensors(self) -> Iterator[Tensor]:
         return iter(())
@@ -159,7 +171,7 @@ class SpectralProduct(Decomposed):
         self.g, self.a, self.given = g, a, values
         self._function: Function | None = None
         self._scale: Tensor | None = None
-        self._whitens: tuple[float, float] | None = None
+        self._whitens: tuple[float, Damping] | None = None
         self._roots: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def values(self, shape: torch.Size) -> Tensor:
@@ -182,30 +194,48 @@ class SpectralProduct(Decomposed):
             self._function, self._scale = function, function(self.values(m.shape))
         return self._filtered(m, self._scale, out)
 
-    def multiply(self, m: Tensor, damping: float) -> Tensor:
-        return self._filtered(m, self.values(m.shape) + damping)
+    def multiply(self, m: Tensor, damping: Damping) -> Tensor:
+        return self._filtered(m, damped(self.values(m.shape), damping))
 
-    def whiten(self, m: Tensor, power: float, damping: float) -> Tensor:
+    def rotate(self, m: Tensor) -> Tensor:
+        g, a = (None if side is None or side.is_identity else side.rows for side in self._sides)
+        return sandwiched(g, m, None if a is None else a.mT)
+
+    def rotate_back(self, m: Tensor) -> Tensor:
+        g, a = (None if side is None or side.is_identity else side.rows for side in self._sides)
+        return sandwiched(None if g is None else g.mT, m, a)
+
+    def along_inputs(self, m: Tensor) -> Tensor | None:
+        if self.a is None:
+            return None
+        if self.a.is_identity:
+            return m * self.a.values.unsqueeze(1)
+        return (m @ self.a.rows.mT * self.a.values.unsqueeze(1)) @ self.a.rows
+
+    @property
+    def _sides(self) -> tuple[Basis | None, Basis | None]:
+        return self.g, self.a
+
+    def whiten(
+        self, m: Tensor, power: float, damping: Damping, out: Tensor | None = None
+    ) -> Tensor:
         """Each side by a root of its own, which is kept as a matrix: two products a call.
 
         The damping is split as for inverses of single factors, ``pi sqrt(damping)`` for A and
-        ``sqrt(damping) / pi`` for G with ``pi^2 = mean(l_A) / mean(l_G)``. Eigenvalues that are no
-        product have no such sides.
+        ``sqrt(damping) / pi`` for G with ``pi^2 = mean(l_A) / mean(l_G)``; a `Relative` one is a
+        share of each factor's own mean. Eigenvalues that are no product have no such sides.
         """
         if self.given is not None or self.g is None or self.a is None:
-            return super().whiten(m, power, damping)
+            return super().whiten(m, power, damping, out)
         if self._whitens != (power, damping):
-            a, g = self.a.values.mean(1, keepdim=True), self.g.values.mean(1, keepdim=True)
-            pi = torch.where((a > 0) & (g > 0), a / g, torch.ones_like(a)).sqrt()
-            self._whitens, self._roots = (
-                (power, damping),
-                (
-                    _damped_root(self.g, power, damping**0.5 / pi),
-                    _damped_root(self.a, power, damping**0.5 * pi),
-                ),
-            )
+            added = _split(self.g.values, self.a.values, damping)
+            roots = [
+                Basis(basis.rows, basis.values + own).root(DampedPower(-power / 2))
+                for basis, own in zip((self.g, self.a), added, strict=True)
+            ]
+            self._whitens, self._roots = (power, damping), (roots[0], roots[1])
         left, right = self._roots
-        return sandwiched(left, m, right)
+        return sandwiched(left, m, right, out)
 
     def _filtered(self, m: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
         empty = m.new_empty(0)
@@ -221,9 +251,13 @@ class SpectralProduct(Decomposed):
         self._roots = (None, None)
 
 
-def _damped_root(basis: Basis, power: float, damping: Tensor) -> Tensor:
-    """``(F + damping I)^(-power/2)`` with a ``damping [b, 1]`` for each matrix."""
-    return Basis(basis.rows, basis.values + damping).root(DampedPower(-power / 2))
+def _split(lg: Tensor, la: Tensor, damping: Damping) -> tuple[Tensor, Tensor]:
+    """The damping ``[b, 1]`` of G and of A, by their eigenvalues ``[b, d]``."""
+    g, a = lg.mean(1, keepdim=True), la.mean(1, keepdim=True)
+    if isinstance(damping, Relative):
+        return relative(damping, g), relative(damping, a)
+    pi = torch.where((a > 0) & (g > 0), a / g, torch.ones_like(a)).sqrt()
+    return damping**0.5 / pi, damping**0.5 * pi
 
 
 def _filtered_columns(rows: Tensor, scale: Tensor, m: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks.gradients import Gradients
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
-from natgrad.kfac.stacks import Stack, stacked
+from natgrad.kfac.stacks import How, Stack, stacked
 from natgrad.kfac.step import Step
 from natgrad.linalg.workspace import allow
 from natgrad.schedules import LevenbergMarquardt
@@ -41,8 +41,10 @@ class Preconditioning:
         prediction: QuadraticModel,
     ) -> None:
         self.team, self.gradients, self.settings = team, gradients, settings
+        self.motion = team.motion
         self.rates, self.low_rank, self.prediction = rates, low_rank, prediction
         self.zeroed = 0  # steps whose gradient was not finite
+        self._factor: Tensor | None = None  # what the last step was multiplied by
         self.stacks: list[Stack] = []
         self.buffers: list[Tensor] = []
         self.ready: list[Block] = []  # on all ranks together
@@ -54,17 +56,26 @@ class Preconditioning:
     def __call__(self, step: Step) -> None:
         self._prepare()
         scale = self._collect(step)
+        # Of a step that is no multiple of the gradient, or follows a mean of many, the gradient
+        # itself must be of the mean loss.
+        before, scale = (1.0, scale) if self.motion.is_plain else (scale, 1.0)
         dots = torch.zeros(len(self.team.blocks), dtype=self.team.dtype, device=self.team.device)
         outers = self._outers(step.loss_scale) if self.low_rank.found else {}
-        complete = self._precondition(step, outers, dots)
+        complete = self._precondition(step, before, outers, dots)
         self.gradients.give_back(dots)
         owned, others = self._divide(outers, complete)
         finite = self.gradients.finite(others)  # asks all ranks, so before any leaves
         if not owned and not outers and not others:
             return
-        factor = kl_scale(dots.sum() * scale**2, step.values.kl_clip) * scale
-        factor = torch.where(finite, factor, torch.zeros_like(factor))
+        clip = step.values.kl_clip if self.motion.length is None else None
+        factor = kl_scale(dots.sum() * scale**2, clip) * scale
+        self._factor = factor = torch.where(finite, factor, torch.zeros_like(factor))
         self._scale(factor, owned, others, outers)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the last step was one; otherwise something in it was not finite."""
+        return self._factor is None or bool(self._factor != 0)
 
     # Stacks.
 
@@ -84,7 +95,9 @@ class Preconditioning:
             return
         self.ready, self._all_ready = ready, len(ready) == len(self.team.blocks)
         mine = set(self.team.applies)
-        self.stacks = stacked([block for block in ready if block in mine], self.team.order)
+        self.stacks = stacked(
+            [block for block in ready if block in mine], self.team.order, self.motion
+        )
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         for stack in self.stacks:
             key = (stack.dtype, stack.device)
@@ -143,17 +156,20 @@ class Preconditioning:
             if (outer := self.low_rank.take(block, loss_scale)) is not None
         }
 
-    def _precondition(self, step: Step, outers: dict[Block, OuterProduct], dots: Tensor) -> bool:
+    def _precondition(
+        self, step: Step, scale: float, outers: dict[Block, OuterProduct], dots: Tensor
+    ) -> bool:
         """Returns whether every block that is ready had its gradients."""
         complete = True
         dampings = step.values.dampings([stack.blocks[0] for stack in self.stacks])
         found = [self.gradients.of(stack.parameters) for stack in self.stacks]
         for stack, gradients, damping in zip(self.stacks, found, dampings, strict=True):
+            how = How(damping, step.values.momentum, scale)
             if outers and any(block in outers for block in stack.blocks):
-                stack.precondition_apart(gradients, outers, damping, self.rates, dots)
+                stack.precondition_apart(gradients, outers, how, self.rates, dots)
                 complete = False
             else:
-                complete &= stack.precondition(gradients, damping, self.rates, dots)
+                complete &= stack.precondition(gradients, how, self.rates, dots)
         return complete and self.gradients.complete
 
     def _divide(

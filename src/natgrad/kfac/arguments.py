@@ -12,8 +12,10 @@ from torch.amp import GradScaler
 
 from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
+from natgrad.geometry import Geometry
 from natgrad.inverses import Inverse
 from natgrad.kfac.ranks.distributed import Distributed, Group
+from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.structures import Structure
 
@@ -73,6 +75,20 @@ def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
         )
 
 
+def check_motion(geometry: Any, length: Any, inverse: Inverse) -> None:
+    if not isinstance(geometry, Geometry):
+        raise SettingError(
+            f"geometry is {geometry!r} but must be a geometry: pass an object such as "
+            "natgrad.Spectral() or natgrad.Euclidean()."
+        )
+    if length is not None and not isinstance(length, Length):
+        raise SettingError(
+            f"length is {length!r} but must be a length or None: pass natgrad.Rms() or "
+            "natgrad.OutputChange(), or leave it out for the KL clip."
+        )
+    geometry.check(inverse)
+
+
 def group_of(distributed: Any) -> Group:
     """The ranks that train together; all ranks if ``distributed`` is wrong, so that all raise."""
     return distributed.group if isinstance(distributed, Distributed) else None
@@ -104,12 +120,17 @@ def regions(loss: MeanLoss | SumLoss, curvature: Fisher) -> dict[str, float]:
     return {name: float(terms) / loss.terms_per_sample for name, terms in (given or {}).items()}
 
 
-def check_tensors(factor_dtype: Any, scaler: Any) -> None:
+def check_tensors(factor_dtype: Any, half_products: Any, scaler: Any) -> None:
     dtype = isinstance(factor_dtype, torch.dtype) and factor_dtype.is_floating_point
     if factor_dtype is not None and not dtype:
         raise SettingError(
             f"factor_dtype is {factor_dtype!r} but must be a floating-point dtype or None: pass "
             "one such as torch.bfloat16."
+        )
+    if half_products is not None and not isinstance(half_products, bool):
+        raise SettingError(
+            f"half_products is {half_products!r} but must be True, False or None: pass None for "
+            "16-bit products where the device gains by them."
         )
     if scaler is not None and not isinstance(scaler, GradScaler):
         raise SettingError(

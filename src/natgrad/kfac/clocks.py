@@ -105,8 +105,9 @@ class Clocks:
         return {key for key, clock in self.clocks.items() if clock.due(step)}
 
     def factors(self, blocks: Iterable[Block], keys: set[str]) -> dict[Block, list[str]]:
-        """Of each block the factors of these keys."""
-        return {b: [name for name in b.factors if self.key(name) in keys] for b in blocks}
+        """Of each block the factors of these keys, of those that have any."""
+        due = {b: [name for name in b.factors if self.key(name) in keys] for b in blocks}
+        return {block: names for block, names in due.items() if names}
 
     def typical(self) -> int:
         """The interval in steps, late in a run: for the costs of a plan only."""

@@ -35,25 +35,37 @@ class Observation:
         self.on_complete: Callable[[Block, Pass], None] | None = None  # of a block in a pass
 
     def __call__(self, output: Tensor, targets: Tensor | None, scale: float) -> None:
+        """``output`` of the last forward pass, before its backward pass."""
         this = self.capture.current
         if this is None or not this.tape:
             raise CaptureError(
                 "observe() was called but no layer of the model was, since the last step: call the "
                 "model that KFAC was given first (a checkpointed one with use_reentrant=False)."
             )
+        self.send_back(this, output, output.detach(), targets, scale)
+
+    def send_back(
+        self,
+        this: Pass,
+        start: Tensor | GradientEdge,
+        output: Tensor,
+        targets: Tensor | None,
+        scale: float,
+    ) -> None:
+        """From ``start``, where ``output`` came from, to the outputs of all layers. Also from
+        inside of a backward pass that has not gone further than there."""
+        self.capture.outputs.pop(this, None)  # the pass below comes by the prediction, too
         edges: dict[tuple[object, int], GradientEdge] = {
             (edge.node, edge.output_nr): edge for _, _, edge, _ in this.tape
         }
         tape = [(use, full_tensor(x), edge, view) for use, x, edge, view in this.tape]
         self.capture.mark_returned(this)
         generator = self._generator(output.device)
-        vectors = self.curvature.vectors(
-            full_tensor(output.detach()), full_tensor(targets), generator
-        )
+        vectors = self.curvature.vectors(full_tensor(output), full_tensor(targets), generator)
         found_any = False
         for draw, vector in enumerate(vectors):
             found = torch.autograd.grad(
-                output,
+                start,
                 list(edges.values()),
                 reshard_like((scale * vector).to(output.dtype), output),
                 retain_graph=True,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from natgrad.capture.blocks import Block
+from natgrad.comm.wire import Plain
 from natgrad.inverses import Parts
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.ranks.copying import Copying
@@ -44,7 +45,9 @@ class Refresh:
         # A layer that shares its input with another comes after that one.
         self.blocks = list(team.blocks.values())
         # The dimension of the largest factor, and each factor's clock.
-        self.largest = {b: max(form.dim for form in b.forms.values()) for b in self.blocks}
+        self.largest = {
+            b: max((form.dim for form in b.forms.values()), default=0) for b in self.blocks
+        }
         self._shares = [op for op in team.plan.refresh if isinstance(op, Share)]
         self._copying = Copying(team, self._shares, team.inverse_wire, "inverses")
         self.keys = {b: {name: clocks.key(name) for name in b.decomposes} for b in self.blocks}
@@ -180,10 +183,10 @@ class Refresh:
             return torch.cat([part.flatten() for part in found[block][name]])
 
         for op in ops:  # as others get it, so that all ranks precondition with the same numbers
-            if op.source == self.team.rank and self.team.inverse_wire != self.team.dtype:
+            if op.source == self.team.rank and self.team.inverse_wire != Plain(self.team.dtype):
                 block, name = self._of(op)
                 found[block][name] = tuple(
-                    part.to(self.team.inverse_wire).to(part.dtype) for part in found[block][name]
+                    self.team.inverse_wire.rounded(part) for part in found[block][name]
                 )
         for arrival in self._copying(ops, flat):
             block, name = self._of(arrival.op)

@@ -19,6 +19,7 @@ from typing import Literal
 
 from natgrad.capture.blocks import Block
 from natgrad.checks import FRACTION, NOT_NEGATIVE, POSITIVE
+from natgrad.damping import Damping, Relative
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import LevenbergMarquardt, Schedule, value_at
 
@@ -27,6 +28,7 @@ _ALLOWED = {
     "factor_decay": FRACTION,
     "kl_clip": POSITIVE,
     "norm_damping": NOT_NEGATIVE,
+    "momentum": FRACTION,
 }
 
 
@@ -34,16 +36,17 @@ _ALLOWED = {
 class Values:
     """All hyperparameters at one step."""
 
-    damping: float
+    damping: Damping
     factor_decay: float
     kl_clip: float | None
     norm_damping: float
+    momentum: float
 
-    def dampings(self, blocks: Iterable[Block]) -> list[float]:
+    def dampings(self, blocks: Iterable[Block]) -> list[Damping]:
         """The damping of each."""
         return [self.damping_of(block) for block in blocks]
 
-    def damping_of(self, block: Block) -> float:
+    def damping_of(self, block: Block) -> Damping:
         """Norm layers have a damping of their own (Osawa 2019, sec. 4.2)."""
         return self.damping * (self.norm_damping if block.normalises else 1.0)
 
@@ -52,10 +55,11 @@ class Values:
 class KFACSettings:
     """``adapted`` is the damping as Levenberg-Marquardt has moved it."""
 
-    damping: float | Schedule | LevenbergMarquardt
+    damping: Damping | Schedule | LevenbergMarquardt
     factor_decay: float | Schedule
     kl_clip: float | Schedule | None
     norm_damping: float | Schedule
+    momentum: float | Schedule
     loss: MeanLoss | SumLoss
     adapted: float = 0.0
 
@@ -66,19 +70,21 @@ class KFACSettings:
         for name, allowed in _ALLOWED.items():
             value = getattr(self, name)
             clips_nothing = name == "kl_clip" and value is None
-            if not clips_nothing and not isinstance(value, LevenbergMarquardt):
+            if not clips_nothing and not isinstance(value, LevenbergMarquardt | Relative):
                 value_at(value, 0, name, allowed)
 
     def at(self, step: int) -> Values:
-        found: dict[str, float | None] = {}
+        found: dict[str, Damping | None] = {}
         for name, allowed in _ALLOWED.items():
             value = getattr(self, name)
             if callable(value):
                 found[name] = value_at(value, step, name, allowed)
             elif isinstance(value, LevenbergMarquardt):
                 found[name] = self.adapted
+            elif value is None or isinstance(value, Relative):
+                found[name] = value
             else:
-                found[name] = None if value is None else float(value)
+                found[name] = float(value)
         return Values(**found)  # type: ignore[arg-type]
 
     @property

@@ -13,19 +13,30 @@ is kept twice.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import is_sharded
-from natgrad.inverses import Decomposed, Function
+from natgrad.damping import Damping
+from natgrad.inverses import Decomposed
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.low_rank import OuterProduct
+from natgrad.kfac.motion import Motion, Mover
 
 Gradient = Tensor | None
 View = Callable[[Tensor], Tensor]
+
+
+class How(NamedTuple):
+    """What a step does with the gradients of a stack: multiplies them by ``scale`` first, so that
+    those of all steps are of the same loss, and then damps and follows the momentum."""
+
+    damping: Damping
+    momentum: float = 0.0
+    scale: float = 1.0
 
 
 class Slot:
@@ -42,10 +53,10 @@ class Slot:
 class Stack:
     """``parameters`` are those of all blocks, one after the other."""
 
-    def __init__(self, blocks: list[Block], order: Sequence[int]) -> None:
+    def __init__(self, blocks: list[Block], order: Sequence[int], motion: Motion) -> None:
         self.blocks, self.shape = blocks, (len(blocks), *blocks[0].shape)
         first = blocks[0]
-        self.inverse, self.dtype, self.device = first.inverse, first.wide_dtype, first.device
+        self.dtype, self.device = first.wide_dtype, first.device
         parts = first.parts
         if len(blocks) > 1:
             parts = {
@@ -65,8 +76,7 @@ class Stack:
         self.numel = prod(self.shape)
         self.order = torch.tensor(order, device=self.device)  # of its blocks among all
         self._versions = [block.version for block in blocks]
-        self._function: Function | None = None
-        self._damping = 0.0
+        self.mover = Mover(motion, blocks)
         self._rates_version = -1
         self._squares: Tensor | None = None
 
@@ -91,57 +101,36 @@ class Stack:
             self._versions = now
 
     def precondition(
-        self, gradients: list[Gradient], damping: float, rates: LearningRates, dots: Tensor
+        self, gradients: list[Gradient], how: How, rates: LearningRates, dots: Tensor
     ) -> bool:
         """Replace the ``gradients``, one for each of ``parameters``, of all blocks that have all of
         theirs. Their ``lr^2 |<preconditioned, raw>|`` go into ``dots``, which has one for
         each block of the model. Returns whether these were all blocks."""
         for gradient in gradients:
             if gradient is None:
-                self._precondition_some(gradients, damping, rates, dots)
+                self.precondition_apart(gradients, {}, how, rates, dots)
                 return False
         mine = gradients
         if self._cuts:
             mine = [slot.of(g) for slot, g in zip(self.slots, gradients, strict=True)]  # type: ignore[arg-type]
         torch._foreach_copy_(self.raw_views, mine)  # type: ignore[arg-type]
-        self._apply(damping)
+        if how.scale != 1.0:
+            self.raw *= how.scale
+        self.mover(self.decomposed, self.raw, how.damping, how.momentum, self.out)
         torch._foreach_copy_(mine, self.out_views)  # type: ignore[arg-type]
         # Of one dtype and device for all blocks, which a stack's own may differ from.
         dots[self.order.to(dots.device)] = self._dots(rates).to(dots)
         return True
 
-    def _precondition_some(
-        self, gradients: list[Gradient], damping: float, rates: LearningRates, dots: Tensor
-    ) -> None:
-        missing = {slot.block for slot, g in zip(self.slots, gradients, strict=True) if g is None}
-        if len(missing) == len(self.blocks):
-            return
-        self.raw.zero_()
-        used = [
-            (slot.of(gradient), into, out)
-            for slot, gradient, into, out in zip(
-                self.slots, gradients, self.raw_views, self.out_views, strict=True
-            )
-            if slot.block not in missing and gradient is not None
-        ]
-        for gradient, into, _ in used:
-            into.copy_(gradient)
-        self._apply(damping)
-        for gradient, _, out in used:
-            gradient.copy_(out)
-        found = self._dots(rates).to(dots)
-        for index in set(range(len(self.blocks))) - missing:
-            dots[self.order[index].to(dots.device)] = found[index]
-
     def precondition_apart(
         self,
         gradients: list[Gradient],
         outers: dict[Block, OuterProduct],
-        damping: float,
+        how: How,
         rates: LearningRates,
         dots: Tensor,
     ) -> None:
-        """Where some blocks have an `OuterProduct` for a gradient, which is written later:
+        """Where some blocks have no gradient, or an `OuterProduct` for it, which is written later:
         precondition each of the other blocks by itself."""
         parameters = iter(zip(self.slots, gradients, strict=True))
         by_block: dict[int, list[Gradient]] = {}
@@ -153,15 +142,10 @@ class Stack:
                 layer = block.layers[0]
                 own = [0.0 if p is None else rates.of(p) for p in (layer.weight, layer.bias)]
                 dots[place] = outers[block].dot(*own)
-            else:
-                alone = Stack([block], [place])
+            elif all(gradient is not None for gradient in by_block[index]):
+                alone = Stack([block], [place], self.mover.motion)
                 alone.bind(self.raw.flatten(), self.out.flatten())
-                alone.precondition(by_block[index], damping, rates, dots)
-
-    def _apply(self, damping: float) -> None:
-        if self._function is None or self._damping != damping:
-            self._function, self._damping = self.inverse.function(damping), damping
-        self.decomposed.apply(self._function, self.raw.flatten(0, 1), self.out.flatten(0, 1))
+                alone.precondition(by_block[index], how, rates, dots)
 
     def _dots(self, rates: LearningRates) -> Tensor:
         """``[count]``; weight and bias of a layer may have learning rates of their own."""
@@ -186,7 +170,7 @@ class Stack:
         return squares.to(self.device, non_blocking=True)
 
 
-def stacked(blocks: Iterable[Block], order: dict[Block, int]) -> list[Stack]:
+def stacked(blocks: Iterable[Block], order: dict[Block, int], motion: Motion) -> list[Stack]:
     """Stacks of all blocks that are ready."""
     groups: dict[Any, list[Block]] = {}
     for block in blocks:
@@ -205,7 +189,7 @@ def stacked(blocks: Iterable[Block], order: dict[Block, int]) -> list[Stack]:
                 shapes,
             )
             groups.setdefault(key, []).append(block)
-    return [Stack(members, [order[block] for block in members]) for members in groups.values()]
+    return [Stack(some, [order[block] for block in some], motion) for some in groups.values()]
 
 
 def _slots(

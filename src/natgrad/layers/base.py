@@ -240,7 +240,7 @@ class SharedInput(Layer[M]):
                 to the form.
         """
         assert isinstance(form, Triangle)
-        a = self.weight_inputs(x, kept.dtype).flatten(1, 2)
+        a = self.weight_inputs(x, form.operand_dtype(x, kept)).flatten(1, 2)
         form.add_rows(kept, a)
         return a.shape[1]
 
@@ -255,7 +255,8 @@ class SharedInput(Layer[M]):
             kept: flat buffer of ``form``, added to in place.
         """
         assert isinstance(form, Triangle)
-        form.add_rows(kept, grouped(self.gradients(g)).to(kept.dtype).flatten(1, 2))
+        rows = grouped(self.gradients(g)).to(form.operand_dtype(g, kept))
+        form.add_rows(kept, rows.flatten(1, 2))
 
     def weight_inputs(self, x: Any, dtype: torch.dtype) -> Tensor:
         """``[groups, n, s, weight_cols]``: no column at all if only the bias is trained.

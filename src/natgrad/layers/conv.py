@@ -92,7 +92,7 @@ class Conv(SharedInput[Any]):
         return g.permute(1, 0, 3, 2)
 
     def add_inputs(self, x: Tensor, form: Form, kept: Tensor) -> int:
-        x = x.to(kept.dtype)
+        x = x.to(form.operand_dtype(x, kept))
         if isinstance(form, Correlations):
             x = self._padded(x)
             return form.add(kept, x if self.dims == 2 else x.unsqueeze(2))
@@ -116,7 +116,7 @@ class Conv(SharedInput[Any]):
         if self.groups > 1:
             super().add_gradients(x, g, form, kept)
         else:
-            add_pixels(g.to(kept.dtype), form, kept)
+            add_pixels(g.to(form.operand_dtype(g, kept)), form, kept)
 
     def position_sums(
         self, x: Tensor, g: Tensor, samples: int | None, dtype: torch.dtype

@@ -69,7 +69,7 @@ class Embedding(SharedInput[nn.Embedding]):
 
     def add_gradients(self, x: Tensor, g: Tensor, form: Form, kept: Tensor) -> None:
         assert isinstance(form, Triangle)
-        rows, used = self.gradients(g).to(kept.dtype), self._used(x)
+        rows, used = self.gradients(g).to(form.operand_dtype(g, kept)), self._used(x)
         rows = rows.flatten(0, 1) if used is None else rows[used]
         form.add_rows(kept, rows.unsqueeze(0))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from natgrad.linalg import fourier_correlation
 from natgrad.linalg.correlation_lags import WHOLE, ConvGeometry, Tile, block_count, signs, tiles_of
 from natgrad.linalg.forms import Form
+from natgrad.linalg.half_products import accumulate
 from natgrad.linalg.workspace import workspace
 
 __all__ = ["ConvGeometry", "Correlations"]
@@ -140,7 +141,7 @@ class Correlations(Form):
         n, c, height, width = x.shape
         if fourier_correlation.pays(n, c, height, width, self.geometry):
             views = {tile: view.view(c, -1, c) for tile, view in self._views(kept)}
-            fourier_correlation.add(views, x, self.geometry, alpha)
+            fourier_correlation.add(views, x.to(kept.dtype), self.geometry, alpha)
             return
         wide = c >= _WIDE
         # Gaps cost products, some width-th of all; records cost copies, which many channels repay.
@@ -216,11 +217,11 @@ class Correlations(Form):
         for first, count in spans:
             left = canvas.window(first, 0, count, step, stack)
             right = canvas.window(first + shift, lag, count, step, width)
-            _accumulate(out, left, right, alpha)
+            accumulate(out, left.mT, right, alpha)
 
     def _add_bias(self, kept: Tensor, x: Tensor, positions: int, alpha: float) -> None:
         """``kept [dim] += alpha * sum`` of the patches with their constant 1."""
-        image = x.sum(0)
+        image = x.sum(0, dtype=kept.dtype)
         rows, columns = self.geometry.rows, self.geometry.columns
         bands = [image[:, rows.window(u, image.shape[1])].sum(1) for u in range(rows.taps)]
         sums = [
@@ -278,11 +279,3 @@ def _trace_signs(geometry: ConvGeometry) -> tuple[int, ...]:
     rows, columns = torch.triu_indices(taps, taps)
     total = torch.tensor(signs(geometry))[rows == columns].sum(0).tolist()
     return tuple(int(total[tile.offset]) for tile in tiles_of(geometry))
-
-
-def _accumulate(out: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
-    """``out [lanes, m, k] += alpha * left^T right`` for ``[lanes, r, m]`` and ``[lanes, r, k]``."""
-    if len(out) == 1:
-        out[0].addmm_(left[0].mT, right[0], alpha=alpha)
-    else:
-        out.baddbmm_(left.mT, right, alpha=alpha)

@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from natgrad.linalg.half_products import accumulate, taken
 from natgrad.specs import FactorSpec
 
 
@@ -26,6 +27,15 @@ class Form(ABC):
     batch: int
     numel: int
     diagonal: bool = False
+    half_products: bool | None = None  # whether 16-bit numbers are multiplied as they are
+
+    def operand_dtype(self, rows: object, kept: Tensor) -> torch.dtype:
+        """That in which ``rows`` are multiplied: that of the sums ``kept``, but for 16-bit numbers
+        of which products are taken as they are (`natgrad.linalg.half_products`)."""
+        dtype: torch.dtype = getattr(rows, "dtype", kept.dtype)
+        if dtype.itemsize == 2 and kept.dtype == torch.float32:
+            return dtype if taken(dtype, kept.device, self.half_products) else kept.dtype
+        return kept.dtype
 
     @abstractmethod
     def dense(self, kept: Tensor) -> Tensor:
@@ -90,7 +100,7 @@ class Triangle(Form):
             yield i, j, rows[:, offset : offset + size].unflatten(1, (j - i, self.dim - i))
 
     def add_rows(self, kept: Tensor, rows: Tensor) -> None:
-        """``kept += sum_k r_k r_k^T`` for ``rows [batch, k, n]``.
+        """``kept += sum_k r_k r_k^T`` for ``rows [batch, k, n]``, of `operand_dtype`.
 
         ``n`` may be ``dim - 1``: a constant 1 is then the last feature of every row. It is never
         written out, as that would copy the activations.
@@ -99,9 +109,9 @@ class Triangle(Form):
         for i, j, slab in self._slabs(kept):
             top = min(j, n)
             if i < top:
-                _accumulate(slab[:, : top - i, : n - i], rows[:, :, i:top].mT, rows[:, :, i:])
+                accumulate(slab[:, : top - i, : n - i], rows[:, :, i:top].mT, rows[:, :, i:])
         if n < self.dim:
-            totals = rows.sum(1)  # [batch, n]
+            totals = rows.sum(1, dtype=kept.dtype)  # [batch, n]
             for i, j, slab in self._slabs(kept):
                 slab[:, : min(j, n) - i, last - i] += totals[:, i : min(j, n)]
                 if j == self.dim:
@@ -110,7 +120,10 @@ class Triangle(Form):
 
     def add_columns(self, kept: Tensor, columns: Tensor) -> None:
         """``kept += sum_{m,k} c c^T`` for ``columns [m, dim, k]`` (channels first); batch is 1."""
-        m, dim, _ = columns.shape
+        m, dim, pixels = columns.shape
+        if columns.dtype != kept.dtype:
+            self.add_rows(kept, columns.mT.reshape(1, m * pixels, dim))
+            return
         if dim <= 128 and m >= 16:
             # Many small images: one batched product and a sum use both threads, addbmm only one.
             total = torch.bmm(columns, columns.mT).sum(0)
@@ -192,11 +205,3 @@ class DiagonalForm(Form):
 def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     rows, columns = torch.triu_indices(size, size, device=device)
     return rows, columns
-
-
-def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """``out += left @ right`` for three-dimensional tensors."""
-    if len(out) == 1:
-        out[0].addmm_(left[0], right[0])
-    else:
-        out.baddbmm_(left, right)

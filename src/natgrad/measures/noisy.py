@@ -20,6 +20,7 @@ from natgrad.capture.blocks import Block
 from natgrad.capture.wrappers import unscale
 from natgrad.checks import POSITIVE, check_whole, number
 from natgrad.comm.layouts import is_sharded
+from natgrad.damping import Relative
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.inverses import Diagonalization
 from natgrad.linalg.matrix_free import generator_of
@@ -133,10 +134,11 @@ class NoisyKFAC:
         kfac = self.kfac
         now = kfac.settings.at(kfac.steps)
         for block in kfac.blocks:
-            if now.damping_of(block) < self.damping * (1 - 1e-9):
+            own = now.damping_of(block)
+            if isinstance(own, Relative) or own < self.damping * (1 - 1e-9):
                 raise SettingError(
-                    f"K-FAC's damping of {block.name!r} is {now.damping_of(block):g} but must be "
-                    f"at least the prior's own, temperature * prior_precision / samples = "
+                    f"K-FAC's damping of {block.name!r} is {own} but must be a number and at least "
+                    f"the prior's own, temperature * prior_precision / samples = "
                     f"{self.damping:g}: give KFAC(damping=...) more, or the prior less precision."
                 )
         unscale(kfac.scaler, kfac.optimizer)

@@ -127,7 +127,7 @@ def collectives_of(
 
 def _ring(plan: Travel, ops: Sequence[Op], slices: Slices, groups: Groups) -> Collective:
     """Every member passes on all slices but one."""
-    around = (groups.size - 1) * slices.each * plan.number_bytes(ops[0])
+    around = (groups.size - 1) * plan.wire_bytes(ops[0], slices.each)
     return Collective(groups=groups, around=around)
 
 
@@ -184,7 +184,7 @@ class _Count:
     # One by one.
 
     def direct(self, op: Op) -> None:
-        size = self.plan.numbers(op) * self.plan.number_bytes(op)
+        size = self.plan.copy_bytes(op)
         match op:
             case Reduce(_, to) | ReduceGradient(_, to):
                 self.send(range(self.world), size * len(to))
@@ -195,20 +195,19 @@ class _Count:
                 self.receive(to, size)
                 self.receive(range(source, source + 1), -size)
             case Gather(_, _, to):
-                self._gather_piece(self.plan.piece(op), to)
+                self._gather_piece(op, self.plan.piece(op), to)
             case Return():
                 self._return_piece(op)
             case _:
                 pass
 
-    def _gather_piece(self, piece: Piece, to: Ranks) -> None:
-        each = self.plan.world.gradient_bytes
+    def _gather_piece(self, op: Gather, piece: Piece, to: Ranks) -> None:
         if piece.chunk is None:
             if not (piece.holders == range(self.world) or piece.holders == to):
                 key = to, piece.holders
-                self._gathered[key] = self._gathered.get(key, 0) + piece.numel * each
+                self._gathered[key] = self._gathered.get(key, 0) + self.plan.copy_bytes(op)
             return
-        parts = _parts(piece) * each
+        parts = self.plan.wire_bytes(op, _parts(piece))
         holders = as_array(piece.holders)
         self.sent[places(piece.holders)] += parts * len(to)
         self.receive(to, int(parts.sum()))
@@ -223,13 +222,14 @@ class _Count:
         self.received[workers] += size
 
     def _return_piece(self, op: Return) -> None:
-        each = self.plan.world.gradient_bytes
-        piece = None if op.piece is None else self.plan.piece(op)
-        if piece is not None and piece.chunk is not None:
-            self._return(op.sources, op.to, _parts(piece) * each)
-        elif piece is not None:
-            self._later(op.sources, op.to, piece.numel * each)
-        self._later(op.sources, self.plan.clipped[op], each)
+        plan, clipped = self.plan, self.plan.clipped[op]
+        if op.piece is not None and (piece := plan.piece(op)).chunk is not None:
+            clips = np.isin(as_array(op.to), as_array(clipped), assume_unique=True)
+            self._return(op.sources, op.to, plan.wire_bytes(op, _parts(piece) + clips))
+            return
+        alone = plan.copy_bytes(op)
+        self._later(op.sources, op.to, alone)
+        self._later(op.sources, clipped, plan.wire_bytes(op, plan.numbers(op) + 1) - alone)
 
     def _later(self, sources: Ranks, to: Ranks, size: int) -> None:
         if to:
@@ -270,18 +270,18 @@ class _Count:
 
     def spread(self, ops: Sequence[Op], slices: Slices, groups: Groups, row: Row) -> None:
         """Slices go from the sources to the members of their groups."""
-        each = self.plan.number_bytes(ops[0])
         for index, op in enumerate(ops):
             source = self.plan.sources(op)[0]  # of the first group; others have it at its place
             place = groups.members.index(source) if source in groups.members else None
             for places, size in _spans(slices, index):
-                row.received[places.start : places.stop] += size * each
+                each = self.plan.wire_bytes(op, size)
+                row.received[places.start : places.stop] += each
                 if place is None:
-                    self.sent[source] += size * each * len(places)
+                    self.sent[source] += each * len(places)
                 else:
                     own = place in places
-                    row.sent[place] += size * each * (len(places) - own)
-                    row.received[place] -= size * each * own
+                    row.sent[place] += each * (len(places) - own)
+                    row.received[place] -= each * own
 
     def add_row(self, groups: Groups, row: Row) -> None:
         for target, numbers in ((self.sent, row.sent), (self.received, row.received)):

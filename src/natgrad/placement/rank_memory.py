@@ -113,11 +113,11 @@ def _largest(plan: Plan, ops: tuple[Op, ...]) -> int:
     sums directly receives as many copies as there are other ranks."""
     most = 0
     for bucket in plan.cut(ops):
-        sent = sum(plan.numbers(op) * plan.number_bytes(op) for op in bucket)
+        sent = sum(plan.copy_bytes(op) for op in bucket)
         received: dict[int, int] = {}
         for op in bucket:
             if isinstance(op, Reduce) and plan.routes.of(op) is Route.DIRECT:
-                size = plan.numbers(op) * plan.number_bytes(op) * (plan.world_size - 1)
+                size = plan.copy_bytes(op) * (plan.world_size - 1)
                 received[op.to[0]] = received.get(op.to[0], 0) + size
         most = max(most, sent + max([sent, *received.values()]))
     return most

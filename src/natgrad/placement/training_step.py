@@ -236,8 +236,7 @@ class StepModel:
         """Buckets of factors. Together they take as long as an update, each its part by bytes."""
         shares = {arrival.block: arrival.share for arrival in self.arrivals}  # the last one counts
         sizes = [
-            sum(self.plan.numbers(op) * self.plan.number_bytes(op) for op in ops)
-            for ops in self.plan.cut(self.plan.update)
+            sum(self.plan.copy_bytes(op) for op in ops) for ops in self.plan.cut(self.plan.update)
         ]
         total, done, found = sum(sizes), 0, []
         for factors, size in zip(self.plan.buckets, sizes, strict=True):

@@ -25,11 +25,13 @@ from natgrad.placement.ops import (
     Share,
     TotalGradients,
 )
+from natgrad.placement.rank_arrays import Numbers
 from natgrad.placement.routes import Groups, Route, Routes
 from natgrad.placement.world import World
 from natgrad.specs import BlockSpec, FactorSpec, Piece, Ranks, as_ranks, disjoint
 
 AnyOp = TypeVar("AnyOp", bound=Op)
+AnyNumbers = TypeVar("AnyNumbers", int, Numbers)
 
 
 class Travel:
@@ -84,19 +86,30 @@ class Travel:
         assert op.piece is not None
         return self.block[op.block].pieces[op.piece]
 
-    def number_bytes(self, op: Op) -> int:
-        """Bytes of one number of an op on the wire.
+    def wire_bytes(self, op: Op, numbers: AnyNumbers) -> AnyNumbers:
+        """Bytes of one message of an op: whole words, of which the last may have room left.
+
+        Arguments:
+            op: one of the plan's.
+            numbers: how many are in the message, or in each of many.
+        """
+        world = self.world
+        match op:
+            case Reduce():
+                word, each = world.factor_bytes, world.factors_per_word
+            case Share():
+                word, each = world.inverse_bytes, world.inverses_per_word
+            case _:
+                word, each = world.gradient_bytes, world.gradients_per_word
+        return -(-numbers // each) * word
+
+    def copy_bytes(self, op: Op) -> int:
+        """Bytes of one copy of what an op sends, without the KL clip's number.
 
         Arguments:
             op: one of the plan's.
         """
-        match op:
-            case Reduce():
-                return self.world.factor_bytes
-            case Share():
-                return self.world.inverse_bytes
-            case _:
-                return self.world.gradient_bytes
+        return self.wire_bytes(op, self.numbers(op))
 
     def finished_bytes(self, op: Op) -> int:
         """Bytes of one number of a finished sum on the wire.
@@ -203,7 +216,7 @@ class Travel:
         cuts: list[list[AnyOp]] = []
         room = -1
         for op in ops:
-            size = self.numbers(op) * self.number_bytes(op)
+            size = self.copy_bytes(op)
             if size > room or not cuts:
                 cuts.append([])
                 room = self.world.bucket_bytes

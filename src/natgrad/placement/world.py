@@ -20,9 +20,9 @@ class World:
         update_every: steps from one update to the next, by which `Auto` weighs costs.
         refresh_every: steps from one refresh to the next, by which costs are weighed and loads
             balanced.
-        factor_bytes: bytes of one number of a factor on the wire.
-        inverse_bytes: bytes of one number of a decomposition on the wire.
-        gradient_bytes: bytes of one number of a gradient on the wire.
+        factor_bytes: bytes of one word of a factor on the wire: of a number, if each has its own.
+        inverse_bytes: bytes of one word of a decomposition on the wire.
+        gradient_bytes: bytes of one word of a gradient on the wire.
         bucket_bytes: largest size of one exchange; an op that is larger is an exchange of its own.
         kept_factor_bytes: bytes of one number of a running average in memory.
         kept_inverse_bytes: bytes of one number of a decomposition in memory.
@@ -34,6 +34,10 @@ class World:
         gradient_sum_bytes: bytes of one number of a finished sum of gradients on the wire.
         total_bytes: bytes of one number of a gradient in an all-reduce.
         route: by which everything travels that can; ``None`` lets the planner choose.
+        factors_per_word: numbers of a factor in one word; numbers of 21 bits are 3 to a word of 8
+            bytes.
+        inverses_per_word: numbers of a decomposition in one word.
+        gradients_per_word: numbers of a gradient in one word.
     """
 
     size: int
@@ -52,6 +56,9 @@ class World:
     gradient_sum_bytes: int = 4
     total_bytes: int = 4
     route: Route | None = None
+    factors_per_word: int = 1
+    inverses_per_word: int = 1
+    gradients_per_word: int = 1
 
     def __post_init__(self) -> None:
         check_whole_fields(
@@ -68,6 +75,9 @@ class World:
             "sum_bytes",
             "gradient_sum_bytes",
             "total_bytes",
+            "factors_per_word",
+            "inverses_per_word",
+            "gradients_per_word",
         )
 
     @property

@@ -4,6 +4,7 @@ from natgrad.structures.base import Factor, Factors, Shape, Structure, Sum, Sums
 from natgrad.structures.diagonal import Diagonal
 from natgrad.structures.ekfac import EKFAC
 from natgrad.structures.full import Full
+from natgrad.structures.identity import Identity
 from natgrad.structures.kronecker import Kronecker
 from natgrad.structures.per_sample import PerSample
 from natgrad.structures.unitwise import UnitWise
@@ -14,6 +15,7 @@ __all__ = [
     "Factor",
     "Factors",
     "Full",
+    "Identity",
     "Kronecker",
     "PerSample",
     "Shape",

@@ -28,8 +28,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from natgrad.damping import Damping, Relative
 from natgrad.errors import CoverageError
 from natgrad.inverses import Decomposed, DecomposedFactor, Inverse, Parts, contained
+from natgrad.inverses.functions import relative
 from natgrad.layers import Layer
 from natgrad.linalg.forms import DiagonalForm, Form, Triangle
 from natgrad.linalg.symmetric import Symmetric
@@ -247,7 +249,7 @@ class Structure(ABC):
         kept: dict[str, Tensor],
         forms: dict[str, Form],
         inverse: Inverse,
-        damping: float,
+        damping: Damping,
     ) -> Decomposed:
         """One object for the block of these factors; raises ``torch.linalg.LinAlgError`` where one
         of them cannot be decomposed.
@@ -270,7 +272,7 @@ class Structure(ABC):
         return self.assemble(found, values)
 
     def factor_dampings(
-        self, kept: dict[str, Tensor], forms: dict[str, Form], inverse: Inverse, damping: float
+        self, kept: dict[str, Tensor], forms: dict[str, Form], inverse: Inverse, damping: Damping
     ) -> dict[str, Tensor]:
         """What is added to each factor before this inverse decomposes it, ``[batch]``.
 
@@ -278,11 +280,14 @@ class Structure(ABC):
             kept: the factors that are decomposed, as `matrices` gives them.
             forms: of all factors.
             inverse: one that does not damp factors adds zeros.
-            damping: of the whole block.
+            damping: of the whole block; a `Relative` one is a share of each factor's own mean
+                eigenvalue, in every structure.
         """
-        if inverse.damps_factors:
-            return self.dampings(kept, forms, damping)
-        return {n: torch.zeros(forms[n].batch, device=kept[n].device) for n in kept}
+        if not inverse.damps_factors:
+            return {n: torch.zeros(forms[n].batch, device=kept[n].device) for n in kept}
+        if isinstance(damping, Relative):
+            return {n: relative(damping, forms[n].trace(kept[n]) / forms[n].dim) for n in kept}
+        return self.dampings(kept, forms, damping)
 
 
 def decompose_factor(inverse: Inverse, form: Form, kept: Tensor, damping: Tensor) -> Parts | None:
@@ -327,9 +332,9 @@ def add_vectors(total: Sum, rows: Tensor) -> None:
         total: the sum that is added to.
         rows: ``[groups, n, d]``: ``n`` vectors for each of the form's matrices.
     """
-    rows = rows.to(total.kept.dtype)
     if isinstance(total.form, Triangle):
-        total.form.add_rows(total.kept, rows)
+        dtype = total.form.operand_dtype(rows, total.kept)
+        total.form.add_rows(total.kept, rows.to(dtype))
     else:
-        total.kept += rows.square().sum(1).flatten()
+        total.kept += rows.to(total.kept.dtype).square().sum(1).flatten()
     total.count += rows.shape[1]

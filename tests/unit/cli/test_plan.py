@@ -132,13 +132,15 @@ def test_local_gradients_take_reduce_scatter_apart(natgrad):
     assert list(table) == ["MemOpt()", "CommOpt()", "ReduceScatter()", "Local()"]
 
 
-def test_intervals_and_dtypes_are_the_plan_s(natgrad):
+@pytest.mark.parametrize(("dtype", "each"), [("bfloat16", (2, 1)), ("float21", (8, 3))])
+def test_intervals_and_dtypes_are_the_plan_s(natgrad, dtype, each):
     blocks, world = spread(kfac(network("mlp").without_weights()), 2, Layout.DDP)
-    world = replace(world, update_every=1, refresh_every=2, factor_bytes=2)
+    world = replace(world, update_every=1, refresh_every=2)
+    world = replace(world, factor_bytes=each[0], factors_per_word=each[1])
     plan = CommOpt()(blocks, world)
     said = natgrad(
         *("plan", "--network", "mlp", "--ranks", "2", "--short", "--placement", "comm"),
-        *("--update-every", "1", "--refresh-every", "2", "--wire-dtype", "bfloat16"),
+        *("--update-every", "1", "--refresh-every", "2", "--wire-dtype", dtype),
     )
     sent = rows(said.out, "Placements")["CommOpt()"][4]
     assert sent == bytes_text(plan.average_sent())

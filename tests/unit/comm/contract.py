@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from natgrad.comm import Communicator, Traffic
+from natgrad.comm import Communicator, Traffic, float21
 from natgrad.comm.transfers import in_flight
 from natgrad.errors import SettingError
 
@@ -122,6 +122,20 @@ def even_sums_of_16_bit_numbers(comm: Communicator) -> None:
     result = comm.reduce_scatter(mine, "numbers").wait()
     assert result.tolist() == [sum([256.0, 1.0, 1.0, 2.0][: comm.size])]
     assert comm.traffic.sent["numbers"] == 2 * (comm.size - 1)
+
+
+def even_sums_of_21_bit_numbers(comm: Communicator) -> None:
+    """Slices of four numbers, two words each; in 21 bits, 8192 + 1 = 8192."""
+    mine = torch.tensor([8192.0, 1.0, 1.0, 2.0])[comm.rank] + torch.zeros(4 * comm.size)
+    mine[1::4], mine[2::4] = 1 + 2.0**-20, torch.arange(float(comm.size))
+    before = mine.clone()
+    result = comm.reduce_scatter(mine, "numbers", float21).wait()
+    expected = sum([8192.0, 1.0, 1.0, 2.0][: comm.size])
+    assert result.dtype == torch.float32
+    assert result.tolist() == [expected, comm.size, comm.size * comm.rank, expected]
+    assert comm.traffic.sent["numbers"] == 2 * 8 * (comm.size - 1)
+    assert torch.equal(mine, before)
+    assert comm.reduce_scatter(torch.empty(0), "none", float21).wait().shape == (0,)
 
 
 def all_gathers(comm: Communicator) -> None:
@@ -320,6 +334,7 @@ CONTRACT = [
     waits_twice,
     reduce_scatters,
     even_sums_of_16_bit_numbers,
+    even_sums_of_21_bit_numbers,
     all_gathers,
     even_slices_underway,
     splits,

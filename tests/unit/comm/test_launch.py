@@ -1,9 +1,11 @@
 """Ranks that are started here: what they return, and what becomes of those that fail."""
 
+import multiprocessing
 import time
 
 import pytest
 
+from natgrad.comm import launch
 from natgrad.comm.launch import RankError, run
 from natgrad.errors import SettingError
 from unit.comm import launch_functions
@@ -11,7 +13,9 @@ from unit.comm import launch_functions
 pytestmark = pytest.mark.distributed
 
 
-def test_answers_come_in_the_order_of_ranks():
+def test_answers_come_in_the_order_of_ranks(monkeypatch):
+    """In new interpreters, as outside of tests."""
+    monkeypatch.setattr(launch, "multiprocessing", multiprocessing)
     answers = run(launch_functions.about, "word", ranks=2, threads=2)
     assert answers == [("word", 0, [0, 10], 2), ("word", 1, [0, 10], 2)]
 

@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import natgrad.comm.process_groups as module
-from natgrad.comm import CommunicationError, ProcessGroups, TwoLevels, connect
+from natgrad.comm import CommunicationError, ProcessGroups, TwoLevels, connect, float21
 from natgrad.errors import SettingError
 from unit.comm.contract import (
     CONTRACT,
     check,
     even_slices_underway,
     even_sums_of_16_bit_numbers,
+    even_sums_of_21_bit_numbers,
     reduce_scatters,
     start,
 )
@@ -50,7 +51,7 @@ def in_two_levels(function):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("function", CONTRACT, ids=lambda function: function.__name__)
 def test_contract_of_two_levels(world, function, ranks):
-    if function is not even_sums_of_16_bit_numbers:
+    if function not in (even_sums_of_16_bit_numbers, even_sums_of_21_bit_numbers):
         world.run(in_two_levels, function, ranks=ranks)
 
 
@@ -58,6 +59,12 @@ def rounded_between_nodes(comm):
     """In bfloat16 257 is 256: 256 + 1 of one node is rounded, and then 3 of the other added."""
     mine = torch.full((comm.size,), [256.0, 1.0, 1.0, 2.0][comm.rank], dtype=torch.bfloat16)
     assert comm.reduce_scatter(mine, "numbers").wait().tolist() == [259.0]
+    # Of 21 bits 8193 is 8192; slices of two words each, as many as in one level.
+    mine = torch.tensor([8192.0, 1.0, 1.0, 2.0])[comm.rank] + torch.zeros(4 * comm.size)
+    mine[1::4] = torch.arange(float(comm.size))
+    found = comm.reduce_scatter(mine, "of 21 bits", float21).wait()
+    assert found.tolist() == [8195.0, 4.0 * comm.rank, 8195.0, 8195.0]
+    assert comm.traffic.sent["of 21 bits"] == 2 * 8 * (comm.size - 1)
     assert comm.traffic.sent["numbers"] == 2 * (comm.size - 1)
 
 

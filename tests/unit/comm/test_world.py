@@ -34,6 +34,26 @@ def test_large_arguments_and_results(world):
         assert torch.equal(result, torch.full((3_000_000,), float(rank)))
 
 
+def drawn(text, problem):
+    if problem is not None:
+        raise problem
+    return hello(text), torch.rand(1).item()
+
+
+def test_calls_that_share_their_ranks(world):
+    found = world.each(drawn, {"a": ("one", None), 7: ("two", None)}, ranks=2)
+    assert list(found) == ["a", 7]
+    for name, text in (("a", "one"), (7, "two")):
+        assert [answer for answer, _ in found[name]] == [f"{text} 0 of 2", f"{text} 1 of 2"]
+    assert len({number for answers in found.values() for _, number in answers}) == 1
+
+
+def test_a_shared_call_that_fails_is_named(world):
+    with pytest.raises(ZeroDivisionError) as error:
+        world.each(drawn, {"a": ("", None), "b": ("", ZeroDivisionError("no"))}, ranks=2)
+    assert error.value.__notes__ == ["in the call named 'b'"]
+
+
 class Named:
     """Pickled by reference to this module, whose name only pytest can resolve."""
 

@@ -1,6 +1,7 @@
 """Runs a plan with sets in the place of tensors, and counts what a plain executor would send."""
 
 from collections import Counter
+from functools import lru_cache
 from math import ceil
 
 from natgrad.placement import (
@@ -63,6 +64,12 @@ def cells(box):
     return places
 
 
+@lru_cache(maxsize=512)
+def numbers(parameter, box):
+    """All numbers of a box of a parameter, for which every plan of a network asks."""
+    return frozenset((parameter, place) for place in cells(box))
+
+
 def run_gradients(plan):
     """Whoever preconditions has the whole gradient, and every holder gets its part back, once."""
     size = plan.world_size
@@ -92,7 +99,7 @@ def run_gradients(plan):
                 piece = plan.block[block].pieces[index]
                 before = {rank: set(has[block, rank]) for rank in plan.world.ranks}
                 for message in received[op]:
-                    moved = {(piece.parameter, c) for c in cells(piece.part(message.source))}
+                    moved = numbers(piece.parameter, piece.part(message.source))
                     assert len(moved) == message.numel
                     assert moved <= before[message.source]
                     assert not has[block, message.to] & moved, "sent to a rank that has it"
@@ -109,7 +116,7 @@ def run_gradients(plan):
                     clips[block][message.to] += message.clip
                     if index is not None:
                         piece = plan.block[block].pieces[index]
-                        part = {(piece.parameter, c) for c in cells(piece.part(message.to))}
+                        part = numbers(piece.parameter, piece.part(message.to))
                         assert message.numel == len(part) + message.clip
                         mine = done.setdefault((block, message.to), set())
                         assert not mine & part, "sent to a rank that has it"
@@ -122,16 +129,12 @@ def run_gradients(plan):
 
 
 def _held(block, rank):
-    return {
-        (piece.parameter, place)
-        for piece in block.pieces
-        if rank in piece.holders
-        for place in cells(piece.part(rank))
-    }
+    held = (p for p in block.pieces if rank in p.holders)
+    return set().union(*(numbers(piece.parameter, piece.part(rank)) for piece in held))
 
 
 def _all(block):
-    return {(piece.parameter, place) for piece in block.pieces for place in cells(piece.box)}
+    return set().union(*(numbers(piece.parameter, piece.box) for piece in block.pieces))
 
 
 def run_messages(plan):
@@ -184,10 +187,21 @@ def counted(plan, ops):
     return [sent[rank] for rank in ranks], [received[rank] for rank in ranks]
 
 
+def _wire_bytes(plan, op, numbers):
+    """Of a message: whole words."""
+    world = plan.world
+    word, each = world.gradient_bytes, world.gradients_per_word
+    if isinstance(op, Reduce):
+        word, each = world.factor_bytes, world.factors_per_word
+    if isinstance(op, Share):
+        word, each = world.inverse_bytes, world.inverses_per_word
+    return ceil(numbers / each) * word
+
+
 def _direct(plan, op, move):
     for rank in plan.world.ranks:
         for message in plan.outgoing([op], rank):
-            move(rank, message.to, message.numel * plan.number_bytes(op))
+            move(rank, message.to, _wire_bytes(plan, op, message.numel))
 
 
 def _sums(plan, bucket, move):
@@ -196,13 +210,16 @@ def _sums(plan, bucket, move):
     ranks = plan.world.ranks
     keepers = [op.to for op in bucket for _ in range(plan.numbers(op))]
     each = ceil(len(keepers) / len(ranks))
+    slices = Counter()
     for index in range(each * len(ranks)):
         adds = index // each
         for rank in ranks:
-            move(rank, adds, plan.number_bytes(bucket[0]))
+            slices[rank, adds] += 1
         if index < len(keepers):
             for keeper in keepers[index]:
                 move(adds, keeper, plan.finished_bytes(bucket[0]))
+    for (rank, adds), numbers in slices.items():
+        move(rank, adds, _wire_bytes(plan, bucket[0], numbers))
 
 
 def _copies(plan, bucket, members, move):
@@ -213,11 +230,16 @@ def _copies(plan, bucket, members, move):
         share = isinstance(op, Share)
         source = op.source if share else server(op.sources, members[0], plan.world_size)
         clip = isinstance(op, Return) and any(rank in plan.clipped[op] for rank in members)
-        sources += [source] * (plan.numbers(op) + clip)
-    each, size = ceil(len(sources) / len(members)), plan.number_bytes(bucket[0])
+        sources += [(op, source)] * (plan.numbers(op) + clip)
+    each = ceil(len(sources) / len(members))
+    spread, gathered = Counter(), Counter()
     for index in range(each * len(members)):
         passes_on = members[index // each]
         if index < len(sources):
-            move(sources[index], passes_on, size)
+            spread[(*sources[index], passes_on)] += 1
         for member in members:
-            move(passes_on, member, size)
+            gathered[passes_on, member] += 1
+    for (op, source, passes_on), numbers in spread.items():
+        move(source, passes_on, _wire_bytes(plan, op, numbers))
+    for (passes_on, member), numbers in gathered.items():
+        move(passes_on, member, _wire_bytes(plan, bucket[0], numbers))

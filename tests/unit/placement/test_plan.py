@@ -66,6 +66,17 @@ class TestSent:
         shared = CommOpt()([linear("one", 3, 2, 2)], world)
         assert [shared.sent(r).inverses for r in (0, 1)] == [(9 + 3) * 8] * 2
 
+    def test_by_hand_of_three_numbers_in_a_word(self):
+        """Each message has words of its own: 10 numbers with the KL clip's are 4 words, not 3."""
+        each = {"factors_per_word": 3, "inverses_per_word": 3, "gradients_per_word": 3}
+        world = World(2, factor_bytes=8, inverse_bytes=8, gradient_bytes=8, **each)
+        plan = MemOpt()([linear("one", 3, 2, 2)], world)
+        assert plan.sent(1).factors == (2 + 2) * 8  # triangles of 3 x 3
+        # A weight of 6 numbers with the KL clip's, and a bias of 3.
+        assert plan.sent(0).gradients == (3 + 1) * 8
+        shared = CommOpt()([linear("one", 3, 2, 2)], world)
+        assert [shared.sent(r).inverses for r in (0, 1)] == [(9 + 3) // 3 * 8] * 2
+
     def test_by_hand_if_sharded(self):
         """Two rows at rank 0, one row at rank 1, and the owner is rank 0."""
         plan = MemOpt()([linear("one", 3, 2, 2, sharded, bias=False)], World(2))
@@ -115,7 +126,10 @@ class TestMessages:
     @pytest.mark.parametrize("route", Route)
     def test_are_what_is_sent(self, size, route):
         """By either route, number by number."""
-        for plan in plans(size, gradient_bytes=2, inverse_bytes=8, sum_bytes=16, route=route):
+        plain = {"gradient_bytes": 2, "inverse_bytes": 8, "sum_bytes": 16, "route": route}
+        short = dict.fromkeys(("factors", "inverses", "gradients"), 3)
+        words = {f"{name}_per_word": each for name, each in short.items()}
+        for plan in (*plans(size, **plain), *plans(size, **plain, **words)):
             assert all(way is route for way in astuple(plan.routes)) or size == 1
             for ops in (plan.update, plan.refresh, plan.apply):
                 sent, received = counted(plan, ops)
@@ -161,7 +175,7 @@ class TestCut:
                 ops = of((*plan.update, *plan.refresh, *plan.apply), kind)
                 cuts = plan.cut(ops)
                 assert [op for cut in cuts for op in cut] == ops
-                sizes = [[plan.numbers(op) * plan.number_bytes(op) for op in cut] for cut in cuts]
+                sizes = [[plan.copy_bytes(op) for op in cut] for cut in cuts]
                 assert all(sum(cut) <= limit or len(cut) == 1 for cut in sizes)
                 for one, two in pairwise(sizes):
                     assert sum(one) + two[0] > limit, "cut too early"
@@ -235,6 +249,7 @@ class TestFingerprint:
             base,
             replace(base, update=base.update[::-1]),
             replace(base, world=World(4, factor_bytes=2)),
+            replace(base, world=World(4, factors_per_word=3)),
             replace(base, strategy="other"),
             Hybrid(0.5)(mlp(4), World(4)),
             MemOpt()(mlp(4, sharded), World(4)),

@@ -62,20 +62,20 @@ def test_every_plan_can_be_carried_out_and_sends_what_it_says(size, network, lay
         plan = strategy(blocks, World(size, factor_bytes=2))
         run_factors(plan, from_all=not isinstance(strategy, Local))
         run_gradients(plan)
-        for rank in range(size):
-            check_sent(plan, rank)
+        check_sent(plan)
 
 
-def check_sent(plan, rank):
-    sent = plan.sent(rank, other_numbers=17)
-    factors, inverses, gradients = (
-        counted(plan, ops)[0][rank] for ops in (plan.update, plan.refresh, plan.apply)
-    )
+def check_sent(plan):
+    """By every rank."""
     reduced = 0
     if plan.world.gradients_are_local and plan.world_size > 1:
         reduced = 17 + sum(plan.numbers(op) for op in of(plan.apply, TotalGradients))
     ring = 2 * (plan.world_size - 1) * reduced * plan.world.gradient_bytes / plan.world_size
-    assert (sent.factors, sent.inverses, sent.gradients) == (factors, inverses, gradients + ring)
+    by_rank = [counted(plan, ops)[0] for ops in (plan.update, plan.refresh, plan.apply)]
+    for rank, (factors, inverses, gradients) in enumerate(zip(*by_rank, strict=True)):
+        sent = plan.sent(rank, other_numbers=17)
+        expected = (factors, inverses, gradients + ring)
+        assert (sent.factors, sent.inverses, sent.gradients) == expected, rank
 
 
 @pytest.mark.parametrize(("size", "network"), list(product(range(1, 9), (mixed, few, mlp))))
@@ -84,8 +84,7 @@ def test_so_does_every_plan_for_local_gradients(size, network):
         plan = strategy(network(size), World(size, gradients_are_local=True))
         run_factors(plan, from_all=not isinstance(strategy, Local))
         run_gradients(plan)
-        for rank in range(size):
-            check_sent(plan, rank)
+        check_sent(plan)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

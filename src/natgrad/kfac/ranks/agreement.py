@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from natgrad.capture.blocks import Block
+from natgrad.comm.wire import WireFormat
 from natgrad.curvature.fisher import Fisher
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.motion import Motion
 from natgrad.kfac.settings import KFACSettings
 
 
@@ -23,7 +24,8 @@ def settings_to_compare(
     settings: KFACSettings,
     clocks: tuple[Clocks, ...],
     curvature: Fisher,
-    wire_dtype: torch.dtype | None,
+    wire_dtype: WireFormat | None,
+    motion: Motion,
 ) -> dict[str, str]:
     """Everything that must be the same, by what a user calls it."""
     given = (field.name for field in fields(settings) if field.name != "adapted")
@@ -32,6 +34,7 @@ def settings_to_compare(
         a, g = (text(each.clocks[key].interval) for key in ("A", "G"))
         found[each.name] = a if a == g else f"A: {a}, G: {g}"
     found["curvature"], found["wire_dtype"] = text(curvature), text(wire_dtype)
+    found["geometry"], found["length"] = text(motion.geometry), text(motion.length)
     for block in blocks:
         groups, rows, cols = block.shape
         size = f"{groups} x {rows} x {cols}" if groups > 1 else f"{rows} x {cols}"

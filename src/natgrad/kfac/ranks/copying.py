@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from natgrad.comm.base import Communicator
+from natgrad.comm.wire import Wire
 from natgrad.kfac.ranks.shipments import Shipment, exchange
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import Gather, Op, Return, Share
@@ -67,8 +68,8 @@ class Copying:
     """Called with ops of the plan, by all ranks alike. ``payload(op, rank, clip)`` gives what this
     rank has for another one, with the number of the KL clip behind it where that is asked for."""
 
-    def __init__(self, team: Team, ops: Iterable[CopyOp], dtype: torch.dtype, purpose: str) -> None:
-        self.team, self.dtype, self.purpose = team, dtype, purpose
+    def __init__(self, team: Team, ops: Iterable[CopyOp], wire: Wire, purpose: str) -> None:
+        self.team, self.wire, self.purpose = team, wire, purpose
         self._shipments: dict[tuple[CopyOp, ...], list[Shipment]] = {}
         self._spreads: dict[tuple[CopyOp, ...], tuple[tuple[CopyOp, ...], Spread]] = {}
         self._comms: dict[Groups, Communicator] = {}
@@ -109,8 +110,11 @@ class Copying:
         if ops not in self._shipments:
             self._shipments[ops] = [Shipment(self.team, some) for some in self.team.plan.cut(ops)]
         for shipment in self._shipments[ops]:
-            parcels = shipment.send(lambda m: payload(m.op, m.to, m.clip), self.dtype, self.purpose)
-            for message, data in shipment.arrived(parcels):
+            parcels = shipment.send(
+                lambda m: self.wire.encode(payload(m.op, m.to, m.clip)), self.wire, self.purpose
+            )
+            for message, words in shipment.arrived(parcels):
+                data = self.wire.decode(words, message.numel)
                 yield Arrival(message.op, message.source, message.clip, data)
 
     def _spread(
@@ -131,11 +135,12 @@ class Copying:
 
         def part(message: Slice) -> Tensor:
             whole = numbers(message.bucket, message.payload)
-            return whole[message.overlap.start : message.overlap.stop]
+            return self.wire.encode(whole[message.overlap.start : message.overlap.stop])
 
-        parcels = exchange(self.team, outgoing, incoming, part, self.dtype, self.purpose)
+        parcels = exchange(self.team, outgoing, incoming, part, self.wire, self.purpose)
         arrived: list[list[tuple[Slice, Tensor]]] = [[] for _ in buckets]
-        for message, data in zip(incoming, parcels.wait(), strict=True):
+        for message, words in zip(incoming, parcels.wait(), strict=True):
+            data = self.wire.decode(words, message.numel)
             arrived[message.bucket].append((message, data))
         for index, bucket in enumerate(buckets):
             if rank in bucket.members:
@@ -152,14 +157,16 @@ class Copying:
     ) -> Iterator[Arrival]:
         """An all-gather of the slices of one bucket, among those that need it."""
         plan, rank, slices = self.team.plan, self.team.rank, bucket.slices
-        mine = torch.zeros(slices.each, dtype=self.dtype, device=self.team.device)
+        mine = torch.zeros(slices.each, dtype=self.wire.held_as, device=self.team.device)
         for message, data in arrived:
             mine[message.overlap.at : message.overlap.at + message.numel] = data
         for payload, overlap in slices.of_member(bucket.members.index(rank)):
             if self._source(bucket, payload) == rank:
                 part = numbers(index, payload)[overlap.start : overlap.stop]
                 mine[overlap.at : overlap.at + overlap.numel] = part
-        found = self._comms[bucket.groups].all_gather(mine, self.purpose).wait()
+        comm, words = self._comms[bucket.groups], self.wire.encode(mine)
+        gathered = comm.all_gather(words, self.purpose).wait().view(comm.size, len(words))
+        found = self.wire.decode(gathered, slices.each).flatten()
         for payload, op in enumerate(bucket.ops):
             source = self._source(bucket, payload)
             if source != rank:

@@ -7,13 +7,14 @@ import torch
 from natgrad.checks import check_whole
 from natgrad.comm.base import Communicator
 from natgrad.comm.layouts import DeviceMesh, ProcessGroup
+from natgrad.comm.wire import WireFormat, float21
 from natgrad.errors import SettingError
 from natgrad.placement import Placement, Route
 
 Group = Communicator | ProcessGroup | DeviceMesh | None
-WIRE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# Statistics in float16 are sent in units that all ranks agree on; these are not.
-WIDE_RANGE = (torch.float64, torch.float32, torch.bfloat16)
+# Statistics in float16 are sent in units that all ranks agree on; other numbers are not.
+WIDE_RANGE = (torch.float64, torch.float32, float21, torch.bfloat16)
+WIRE_DTYPES = (*WIDE_RANGE, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class Distributed:
             ``MemOpt()`` or ``Hybrid(0.5)``; ``Auto()`` if it is None.
         group: the processes that train together: a ``ProcessGroup``, a ``DeviceMesh`` or a
             communicator of ``natgrad.comm``; all of them if it is None.
-        wire_dtype: precision in which sums of statistics travel; ``torch.bfloat16`` and
-            ``torch.float16`` halve the bytes. That of the parameters if it is None.
-        inverse_dtype: precision in which decompositions travel, ``torch.bfloat16`` for half the
-            bytes; float32 or better if it is None. The rank that made one rounds its own as well.
+        wire_dtype: precision in which sums of statistics travel: of float32's bytes
+            ``torch.bfloat16`` and ``torch.float16`` take half, ``natgrad.comm.float21`` two thirds.
+            That of the parameters if it is None.
+        inverse_dtype: precision in which decompositions travel, ``torch.bfloat16`` or ``float21``
+            for fewer bytes; float32 or better if it is None. The rank that made one rounds its own
+            as well.
         gradient_dtype: precision in which gradients travel that are preconditioned elsewhere,
-            before and after; ``torch.bfloat16`` for half the bytes. That of the parameters if it is
-            None.
+            before and after; ``torch.bfloat16`` or ``float21`` for fewer bytes. That of the
+            parameters if it is None.
         packed: send one triangle of a symmetric matrix instead of the form in which it is kept.
         bucket_bytes: factors are bundled into exchanges of about this size.
         route: by which everything travels that can, ``Route.DIRECT`` (one all-to-all) or
@@ -42,12 +45,12 @@ class Distributed:
 
     placement: Placement | None = None
     group: Group = None
-    wire_dtype: torch.dtype | None = None
+    wire_dtype: WireFormat | None = None
     packed: bool = True
     bucket_bytes: int = 25 << 20
     route: Route | None = None
-    inverse_dtype: torch.dtype | None = None
-    gradient_dtype: torch.dtype | None = None
+    inverse_dtype: WireFormat | None = None
+    gradient_dtype: WireFormat | None = None
 
     def __post_init__(self) -> None:
         placement, dtype = self.placement, self.wire_dtype

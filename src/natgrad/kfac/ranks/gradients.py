@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import box_of, is_sharded, local, reduced_gradient
+from natgrad.comm.wire import Plain
 from natgrad.errors import CaptureError
 from natgrad.kfac.ranks.copying import Copying
 from natgrad.kfac.ranks.summing import Summing, SumOp
@@ -41,10 +42,11 @@ class Gradients:
         self._full: dict[int, Tensor] = {}
         self._ready: Sequence[Block] = ()
         self._present: list[Block] | None = None
-        dtype, plan = team.gradient_wire, team.plan
-        self._summing = Summing(team, plan.routes.sums, dtype, dtype, "gradients")
+        wire, plan = team.gradient_wire, team.plan
+        self._rounds = wire != Plain(team.gradient_dtype)
+        self._summing = Summing(team, plan.routes.sums, wire, wire.summed_as, "gradients")
         copies = [op for op in plan.apply if isinstance(op, Gather | Return)]
-        self._copying = Copying(team, copies, dtype, "gradients")
+        self._copying = Copying(team, copies, wire, "gradients")
         self.follow(parameters)
 
     def follow(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -163,7 +165,7 @@ class Gradients:
                 p, piece = self._piece(op.block, op.piece)
                 parts.append(self.read(p)[_slices(piece.part(to))].flatten())
             if clip:
-                parts.append(dots[order[op.block]].view(1).to(self.team.gradient_wire))
+                parts.append(dots[order[op.block]].view(1).to(self.team.gradient_wire.held_as))
             return torch.cat(parts)
 
         for arrival in self._copying(returns, result):
@@ -179,8 +181,8 @@ class Gradients:
             if block in self.team.applies:
                 # As others got it, so that all ranks clip by the same number.
                 index = self.team.order[block]
-                dots[index] = dots[index].to(self.team.gradient_wire)
-                if block.name in sent and self.team.gradient_wire != self.team.gradient_dtype:
+                dots[index] = self.team.gradient_wire.rounded(dots[index])
+                if block.name in sent and self._rounds:
                     self._round(block)
                 self._write_own_pieces(block)
         self._full = {}
@@ -244,7 +246,7 @@ class Gradients:
     def _flat(self, block: Block, weight: float) -> Tensor:
         pieces = range(len(self.team.plan.block[block.name].pieces))
         parts = [self._local_piece(*self._piece(block.name, index)).flatten() for index in pieces]
-        return (torch.cat(parts) * weight).to(self.team.gradient_wire)
+        return torch.cat(parts) * weight
 
     # Pieces.
 
@@ -276,7 +278,7 @@ class Gradients:
         for index, piece in enumerate(self.team.plan.block[block.name].pieces):
             p, _ = self._piece(block.name, index)
             view = self.read(p)[_slices(piece.box)]
-            view.copy_(view.to(self.team.gradient_wire))
+            view.copy_(self.team.gradient_wire.rounded(view))
 
     def _write_own_pieces(self, block: Block) -> None:
         for index, piece in enumerate(self.team.plan.block[block.name].pieces):

@@ -68,7 +68,7 @@ class Reducer:
         self.reduced = {op.factor for op in plan.update}
         self._of = [{op.factor[0] for op in ops} for ops in self.buckets]
         self._summing = Summing(
-            team, plan.routes.factors, team.wire_dtype, team.sum_dtype, "factors"
+            team, plan.routes.factors, team.factor_wire, team.sum_dtype, "factors"
         )
         self.in_flight: list[SentBucket] = []
         self._done: set[str] = set()
@@ -168,7 +168,7 @@ class Reducer:
             lacking = (scale / sent.scale) ** 2 - 1.0
 
             def difference(op: SumOp, sent: SentBucket = sent, lacking: float = lacking) -> Tensor:
-                return sent.in_flight.shares[op] * lacking
+                return self._summing.share(sent.in_flight, op) * lacking
 
             if ops:
                 self.in_flight.append(SentBucket(self._summing.start(ops, difference), scale, {}))
@@ -186,11 +186,9 @@ class Reducer:
         form = block.forms[name]
         size = form.sent if self.team.packed else form.numel
         if kept is None:
-            return torch.zeros(size, dtype=self.team.wire_dtype, device=block.device)
+            return torch.zeros(size, dtype=self.team.sum_dtype, device=block.device)
         share = form.pack(kept) if self.team.packed else kept
-        if factor != 1.0:
-            share = share * factor
-        return share.to(self.team.wire_dtype)
+        return share if factor == 1.0 else share * factor
 
     def _totals(self, samples: int, passes: int, scale: float) -> StepTotals:
         """One small sum of everything that all ranks must know."""

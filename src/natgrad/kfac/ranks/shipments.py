@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from natgrad.comm.transfers import Pending
+from natgrad.comm.wire import Wire
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import Message, Op
 
@@ -32,7 +33,7 @@ M = TypeVar("M", bound=Addressed)
 
 
 class Parcels(NamedTuple):
-    """``sent``: what left, in the order of messages; ``wait``: what arrives, likewise."""
+    """``sent``: the words that left, in the order of messages; ``wait``: those that arrive."""
 
     pending: Pending
     sizes: list[int]
@@ -48,24 +49,25 @@ def exchange(
     outgoing: Sequence[M],
     incoming: Sequence[Addressed],
     payload: Callable[[M], Tensor],
-    dtype: torch.dtype,
+    wire: Wire,
     purpose: str,
 ) -> Parcels:
-    """One all-to-all: ``payload(message) [numel]`` of everything that leaves from here.
+    """One all-to-all: ``payload(message)``, the words of everything that leaves from here.
 
+    Words hold numbers of one message only, so that each message has a size of its own.
     ``outgoing`` is sorted by receiver, ``incoming`` by sender, both otherwise in the plan's order.
     """
     sizes, receive = [0] * team.size, [0] * team.size
     for message in outgoing:
-        sizes[message.to] += message.numel
+        sizes[message.to] += wire.words(message.numel)
     for arrival in incoming:
-        receive[arrival.source] += arrival.numel
-    buffer = torch.empty(sum(sizes), dtype=dtype, device=team.device)
-    parts = buffer.split([message.numel for message in outgoing])
+        receive[arrival.source] += wire.words(arrival.numel)
+    buffer = torch.empty(sum(sizes), dtype=wire.dtype, device=team.device)
+    parts = buffer.split([wire.words(message.numel) for message in outgoing])
     for message, part in zip(outgoing, parts, strict=True):
         part.copy_(payload(message))
     pending = team.comm.exchange(buffer, sizes, receive, purpose)
-    return Parcels(pending, [arrival.numel for arrival in incoming], parts)
+    return Parcels(pending, [wire.words(arrival.numel) for arrival in incoming], parts)
 
 
 class Shipment:
@@ -76,12 +78,10 @@ class Shipment:
         self.outgoing = sorted(team.plan.outgoing(ops, team.rank), key=lambda m: m.to)
         self.incoming = sorted(team.plan.incoming(ops, team.rank), key=lambda m: m.source)
 
-    def send(
-        self, payload: Callable[[Message], Tensor], dtype: torch.dtype, purpose: str
-    ) -> Parcels:
-        """``payload(message) [numel]`` of everything that leaves from here."""
-        return exchange(self.team, self.outgoing, self.incoming, payload, dtype, purpose)
+    def send(self, payload: Callable[[Message], Tensor], wire: Wire, purpose: str) -> Parcels:
+        """``payload(message)``: the words of everything that leaves from here."""
+        return exchange(self.team, self.outgoing, self.incoming, payload, wire, purpose)
 
     def arrived(self, parcels: Parcels) -> Iterator[tuple[Message, Tensor]]:
-        """Everything that came, from rank 0 on."""
+        """Everything that came, in words, from rank 0 on."""
         yield from zip(self.incoming, parcels.wait(), strict=True)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natgrad.comm.base import SUMMED_AS
 from natgrad.comm.transfers import Pending
+from natgrad.comm.wire import Plain, Wire
 from natgrad.kfac.ranks.shipments import Parcels, Shipment, exchange
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import Message, Reduce, ReduceGradient
@@ -31,7 +31,8 @@ Payload = Callable[[SumOp], Tensor]
 
 @dataclass(frozen=True)
 class InFlight:
-    """A bucket of ops that was sent, and what this rank contributed to each of them."""
+    """A bucket of ops that was sent, and what this rank contributed to each of them, in words if
+    the route is direct."""
 
     ops: tuple[SumOp, ...]
     shares: Mapping[SumOp, Tensor]
@@ -62,15 +63,15 @@ class FinishedSlices(NamedTuple):
 class Summing:
     """``start`` sends a bucket and ``finish`` gives the sums of several; all ranks call both alike.
 
-    ``dtype`` is that of shares on the wire, ``sum_dtype`` that in which they are added up where the
+    ``wire`` is what shares are on the wire, ``sum_dtype`` that in which they are added up where the
     route is direct; even slices are added up as `Communicator.reduce_scatter` says.
     """
 
     def __init__(
-        self, team: Team, route: Route, dtype: torch.dtype, sum_dtype: torch.dtype, purpose: str
+        self, team: Team, route: Route, wire: Wire, sum_dtype: torch.dtype, purpose: str
     ) -> None:
         self.team, self.route, self.purpose = team, route, purpose
-        self.dtype, self.sum_dtype = dtype, sum_dtype
+        self.wire, self.sum_dtype = wire, sum_dtype
         self._shipments: dict[tuple[SumOp, ...], Shipment] = {}
         self._slices_of: dict[tuple[tuple[SumOp, ...], ...], FinishedSlices] = {}
 
@@ -86,6 +87,11 @@ class Summing:
             return []
         return self._finish_slices(buckets) if self._balanced else list(map(self._add_up, buckets))
 
+    def share(self, bucket: InFlight, op: SumOp) -> Tensor:
+        """The numbers that this rank contributed to a sum."""
+        sent = bucket.shares[op]
+        return sent if self._balanced else self.wire.decode(sent, self.team.plan.numbers(op))
+
     @property
     def _balanced(self) -> bool:
         return self.route is Route.BALANCED
@@ -93,7 +99,7 @@ class Summing:
     # Message by message.
 
     def _ship(self, ops: tuple[SumOp, ...], payload: Payload) -> InFlight:
-        shares = {op: payload(op) for op in ops}
+        shares = {op: self.wire.encode(payload(op)) for op in ops}
         if ops not in self._shipments:
             self._shipments[ops] = Shipment(self.team, ops)
 
@@ -102,7 +108,7 @@ class Summing:
             return shares[message.op]
 
         shipment = self._shipments[ops]
-        parcels = shipment.send(share, self.dtype, self.purpose)
+        parcels = shipment.send(share, self.wire, self.purpose)
         # What was copied into the buffer is there, and need not be held twice.
         for message, part in zip(shipment.outgoing, parcels.sent, strict=True):
             assert isinstance(message.op, SumOp)
@@ -121,9 +127,10 @@ class Summing:
             found[message.op][message.source] = data
         sums = {}
         for op, by_rank in found.items():
-            total = torch.zeros_like(by_rank[rank], dtype=self.sum_dtype)
+            numbers = self.team.plan.numbers(op)
+            total = torch.zeros(numbers, dtype=self.sum_dtype, device=self.team.device)
             for source in sorted(by_rank):
-                total += by_rank[source]
+                total += self.wire.decode(by_rank[source], numbers)
             sums[op] = total
         return sums
 
@@ -131,12 +138,12 @@ class Summing:
 
     def _reduce(self, ops: tuple[SumOp, ...], payload: Payload) -> InFlight:
         slices = self._slices(ops)
-        buffer = torch.empty(slices.padded, dtype=self.dtype, device=self.team.device)
+        buffer = torch.empty(slices.padded, dtype=self.wire.held_as, device=self.team.device)
         views = [buffer[a:b] for a, b in pairwise(slices.starts)]
         for op, view in zip(ops, views, strict=True):
             view.copy_(payload(op))
         buffer[slices.starts[-1] :] = 0
-        pending = self.team.comm.reduce_scatter(buffer, self.purpose)
+        pending = self.team.comm.reduce_scatter(buffer, self.purpose, self.wire)
         return InFlight(ops, dict(zip(ops, views, strict=True)), pending)
 
     def _slices(self, ops: Sequence[SumOp]) -> Slices:
@@ -155,8 +162,8 @@ class Summing:
             assert isinstance(own, Tensor)
             return own[at : at + message.numel]
 
-        dtype = SUMMED_AS[self.dtype]
-        parcels = exchange(self.team, outgoing, incoming, part, dtype, self.purpose)
+        sums_wire = Plain(self.wire.summed_as)
+        parcels = exchange(self.team, outgoing, incoming, part, sums_wire, self.purpose)
         sums: list[dict[SumOp, Tensor]] = [{} for _ in buckets]
         arrived = [*zip(incoming, parcels.wait(), strict=True), *((m, part(m)) for m in mine)]
         for message, data in arrived:

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
 from natgrad.comm.agreement import AllRanksAgree
-from natgrad.comm.base import SUMMED_AS, Communicator
+from natgrad.comm.base import Communicator
 from natgrad.comm.layouts import gradients_are_local, is_sharded
+from natgrad.comm.wire import Plain, wire_of
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.motion import Motion
 from natgrad.kfac.ranks.block_specs import boxes_of, spec_of
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers.base import real
@@ -41,16 +43,18 @@ class Team:
         blocks: list[Block],
         world: World,
         distributed: Distributed,
+        motion: Motion,
     ) -> None:
+        self.motion = motion
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.packed, self.bucket_bytes = distributed.packed, distributed.bucket_bytes
         self.dtype = _promoted(block.wide_dtype for block in blocks)  # of decompositions
         self.sum_dtype = _promoted(real(p.dtype) for b in blocks for p in b.parameters)
-        self.wire_dtype = distributed.wire_dtype or self.sum_dtype
-        self.units = self.wire_dtype == torch.float16  # too narrow for numbers as they are
-        self.inverse_wire = distributed.inverse_dtype or self.dtype
+        self.factor_wire = wire_of(distributed.wire_dtype or self.sum_dtype)
+        self.units = self.factor_wire.dtype == torch.float16  # too narrow for numbers as they are
+        self.inverse_wire = wire_of(distributed.inverse_dtype or self.dtype)
         self.gradient_dtype = _promoted(p.dtype for b in blocks for p in b.parameters)
-        self.gradient_wire = distributed.gradient_dtype or self.gradient_dtype
+        self.gradient_wire = wire_of(distributed.gradient_dtype or self.gradient_dtype)
         boxes = _boxes_of_all(comm, [boxes_of(block) for block in blocks])
         specs = [
             spec_of(block, boxes[index], comm.size, packed=self.packed)
@@ -58,16 +62,19 @@ class Team:
         ]
         world = replace(
             world,
-            factor_bytes=self.wire_dtype.itemsize,
-            inverse_bytes=self.inverse_wire.itemsize,
-            gradient_bytes=self.gradient_wire.itemsize,
+            factor_bytes=self.factor_wire.dtype.itemsize,
+            inverse_bytes=self.inverse_wire.dtype.itemsize,
+            gradient_bytes=self.gradient_wire.dtype.itemsize,
+            factors_per_word=self.factor_wire.per_word,
+            inverses_per_word=self.inverse_wire.per_word,
+            gradients_per_word=self.gradient_wire.per_word,
             kept_factor_bytes=blocks[0].dtype.itemsize,
             kept_inverse_bytes=self.dtype.itemsize,
             bucket_bytes=self.bucket_bytes,
             units=self.units,
-            sum_bytes=SUMMED_AS[self.wire_dtype].itemsize,
-            gradient_sum_bytes=SUMMED_AS.get(self.gradient_wire, self.gradient_wire).itemsize,
-            total_bytes=SUMMED_AS.get(self.gradient_dtype, self.gradient_dtype).itemsize,
+            sum_bytes=self.factor_wire.summed_as.itemsize,
+            gradient_sum_bytes=self.gradient_wire.summed_as.itemsize,
+            total_bytes=Plain(self.gradient_dtype).summed_as.itemsize,
             route=distributed.route,
         )
         placement = distributed.placement or Auto()

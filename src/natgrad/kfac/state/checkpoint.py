@@ -45,6 +45,8 @@ def save(kfac: Saveable) -> dict[str, Any]:
         block = state["blocks"][entry.block.name]
         if entry.kind == "factors":
             block["factors"].setdefault(entry.factor, {})[entry.part] = tensor
+        elif entry.kind == "moments":
+            block["moments"][entry.factor] = tensor
         else:
             block["parts"].setdefault(entry.factor, []).append(tensor)
     return state
@@ -54,7 +56,7 @@ def load(kfac: Saveable, state: Mapping[str, Any]) -> None:
     """Take this rank's share of a complete state; all ranks must call it together."""
     check_on_all_ranks(kfac, lambda: state)
     tensors = {
-        entry: entry.copy(state["blocks"][entry.block.name][entry.kind][entry.factor][entry.part])
+        entry: entry.copy(_saved(state["blocks"][entry.block.name], entry))
         for entry in saved(state, kfac.team)
         if kfac.team.rank in entry.ranks
     }
@@ -69,7 +71,12 @@ def summary(kfac: Saveable) -> dict[str, Any]:
             kfac.steps,
             kfac.observation.state(kfac.blocks[0].device),
             {
-                b.name: (set(b.running), set(b.parts), _name(b.shares_input_with))
+                b.name: (
+                    set(b.running),
+                    set(b.parts),
+                    set(b.moments),
+                    _name(b.shares_input_with),
+                )
                 for b in kfac.blocks
             },
         )
@@ -88,12 +95,14 @@ def summary(kfac: Saveable) -> dict[str, Any]:
             **identity(block),
             "factors": {},
             "parts": {},
+            "moments": {},
             # What must be there: a truncated file has fewer.
             "saved": {
                 "factors": [f[1] for f in ids if f[1] in found[plan.keepers[f][0]][0]],
                 "parts": [
                     f[1] for f in ids if f in plan.holders and f[1] in found[plan.holders[f][0]][1]
                 ],
+                "moments": sorted(found[plan.workers[block.name][0]][2]),
             },
             "dropped": int(block.dropped),
             "failures": block.failures,
@@ -109,6 +118,7 @@ def summary(kfac: Saveable) -> dict[str, Any]:
         "refresh_clocks": kfac.refresh_clocks.state_dict(),
         "generator": None if generators[0] is None else generators,
         "zeroed": kfac.preconditioning.zeroed,
+        "moments": kfac.team.motion.names,
         "blocks": blocks,
     }
 
@@ -125,13 +135,20 @@ def resume(kfac: Saveable, state: Mapping[str, Any], tensors: Mapping[Entry, Ten
     for block in kfac.blocks:
         own = state["blocks"][block.name]
         block.restore(
-            *tensors_of_block(block, tensors),
+            **tensors_of_block(block, tensors)._asdict(),
             solved=set(own["saved"]["parts"]) - set(block.structure.in_basis),
             counts=(int(own["dropped"]), int(own["failures"])),
             shares_input_with=by_name.get(own["shares_input_with"]),
         )
     kfac.preconditioning.invalidate()
     kfac.prediction.remembered = []
+
+
+def _saved(block: Mapping[str, Any], entry: Entry) -> Tensor:
+    """A tensor in the state of a block."""
+    found = block[entry.kind][entry.factor]
+    saved: Tensor = found if entry.kind == "moments" else found[entry.part]
+    return saved
 
 
 def _name(block: Block | None) -> str | None:

@@ -7,7 +7,7 @@ is then no special case: it is the same list with other ranks in it.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +17,14 @@ from natgrad.inverses import Parts
 from natgrad.kfac.ranks.team import Team
 from natgrad.specs import Ranks
 
-Kind = Literal["factors", "parts"]
+Kind = Literal["factors", "parts", "moments"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """``part``: "mean", "weight" or "change" of a running average, or the index of a part of a
-    decomposition. ``ranks`` have it, all with the same numbers."""
+    """``part``: "mean", "weight" or "change" of a running average, the index of a part of a
+    decomposition, or "" for a moment, whose name stands where others have that of their factor.
+    ``ranks`` have it, all with the same numbers."""
 
     block: Block
     factor: str
@@ -40,6 +41,8 @@ class Entry:
     @property
     def here(self) -> Tensor | None:
         """What this rank has of it now."""
+        if self.kind == "moments":
+            return self.block.moments.get(self.factor)
         if isinstance(self.part, int):
             parts = self.block.parts.get(self.factor)
             return None if parts is None else parts[self.part]
@@ -69,6 +72,9 @@ def entries(team: Team) -> Iterator[Entry]:
             if holders:
                 for index, shape in enumerate(block.part_shapes(name)):
                     yield Entry(block, name, "parts", index, shape, numbers, holders)
+        workers = team.plan.workers[block.name]
+        for name, shape in team.motion.kept(block.shape).items():
+            yield Entry(block, name, "moments", "", shape, numbers, workers)
 
 
 def saved(state: Mapping[str, Any], team: Team) -> Iterator[Entry]:
@@ -78,18 +84,27 @@ def saved(state: Mapping[str, Any], team: Team) -> Iterator[Entry]:
             yield entry
 
 
-def tensors_of_block(
-    block: Block, tensors: Mapping[Entry, Tensor]
-) -> tuple[dict[tuple[str, str], Tensor], dict[str, Parts]]:
-    """Of a block: its averages by factor and field, and the parts of its decomposed factors."""
-    averages: dict[tuple[str, str], Tensor] = {}
-    parts: dict[str, Parts] = {}
+class BlockTensors(NamedTuple):
+    """Of a block: its averages by factor and field, the parts of its decomposed factors, and what
+    steps keep, by name."""
+
+    averages: dict[tuple[str, str], Tensor]
+    parts: dict[str, Parts]
+    moments: dict[str, Tensor]
+
+
+def tensors_of_block(block: Block, tensors: Mapping[Entry, Tensor]) -> BlockTensors:
+    found = BlockTensors({}, {}, {})
     for entry, tensor in tensors.items():
-        if entry.block is block and isinstance(entry.part, int):
-            parts[entry.factor] = (*parts.get(entry.factor, ()), tensor)
-        elif entry.block is block:
-            averages[entry.factor, str(entry.part)] = tensor
-    return averages, parts
+        if entry.block is not block:
+            continue
+        if entry.kind == "moments":
+            found.moments[entry.factor] = tensor
+        elif isinstance(entry.part, int):
+            found.parts[entry.factor] = (*found.parts.get(entry.factor, ()), tensor)
+        else:
+            found.averages[entry.factor, entry.part] = tensor
+    return found
 
 
 def gathered(team: Team, wanted: Sequence[Entry]) -> Iterator[tuple[Entry, Tensor]]:

@@ -17,10 +17,13 @@ from natgrad.comm.agreement import gather_or_fail
 from natgrad.comm.base import Communicator
 from natgrad.errors import CheckpointError
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.motion import Motion
+from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
 from natgrad.schedules import LevenbergMarquardt
 
-VERSION = 1
+VERSION = 2
+TENSORS = ("factors", "parts", "moments")
 DAMAGED = "it is damaged, or not from KFAC.state_dict(). Use another checkpoint."
 KEYS = {
     "version",
@@ -30,6 +33,7 @@ KEYS = {
     "refresh_clocks",
     "generator",
     "zeroed",
+    "moments",
     "blocks",
 }
 
@@ -42,6 +46,7 @@ class Checked(Protocol):
     refresh_clocks: Clocks
     blocks: list[Block]
     comm: Communicator
+    team: Team
 
 
 def check_on_all_ranks(
@@ -61,7 +66,7 @@ def check_on_all_ranks(
             tensors(state)
         else:
             for block in kfac.blocks:
-                _check_tensors(block, state["blocks"][block.name])
+                _check_tensors(block, state["blocks"][block.name], kfac.team.motion)
         words = _without_tensors(state)
     except Exception as error:
         failure = error
@@ -109,6 +114,12 @@ def check(kfac: Checked, state: Any) -> None:
     for clocks in ("update_clocks", "refresh_clocks"):
         _check_clocks(getattr(kfac, clocks), state[clocks], clocks)
     _check_generators(kfac, state["generator"])
+    if state["moments"] != (kept := kfac.team.motion.names):
+        raise CheckpointError(
+            f"The state keeps {', '.join(map(str, state['moments'])) or 'no momentum'} between "
+            f"steps, but KFAC {', '.join(kept) or 'no momentum'}: make KFAC with the geometry and "
+            "momentum that the state was saved with."
+        )
     blocks = state["blocks"]
     if not isinstance(blocks, Mapping):
         raise CheckpointError(
@@ -126,12 +137,14 @@ def check(kfac: Checked, state: Any) -> None:
         )
     for name, block in mine.items():
         _check_block(block, blocks[name], set(mine) - {name})
+        if not set(blocks[name]["saved"]["moments"]) <= set(kept):
+            raise CheckpointError(f"The state of block {name!r} has unknown moments: {DAMAGED}")
 
 
 def _without_tensors(state: Mapping[str, Any]) -> str:
     """The state without its tensors, as JSON, to be compared between ranks."""
     blocks = {
-        name: {key: value for key, value in block.items() if key not in ("factors", "parts")}
+        name: {key: value for key, value in block.items() if key not in TENSORS}
         for name, block in state["blocks"].items()
     }
     whole = {**state, "blocks": blocks, "generator": None}
@@ -188,7 +201,7 @@ def _check_block(block: Block, state: Any, others: set[str]) -> None:
     same = identity(block)
     _need(
         state,
-        {*same, "factors", "parts", "saved", "dropped", "failures", "shares_input_with"},
+        {*same, *TENSORS, "saved", "dropped", "failures", "shares_input_with"},
         where,
     )
     for key, value in same.items():
@@ -202,13 +215,13 @@ def _check_block(block: Block, state: Any, others: set[str]) -> None:
     other = state["shares_input_with"]
     if other is not None and other not in others:
         raise CheckpointError(f"{where} shares its input with {other!r}: {DAMAGED}")
-    _need(state["saved"], {"factors", "parts"}, f"{where}, under saved,")
-    for kind in ("factors", "parts"):
+    _need(state["saved"], set(TENSORS), f"{where}, under saved,")
+    for kind in TENSORS:
         if not isinstance(names := state["saved"][kind], list):
             raise CheckpointError(f"{where} has {names!r} as its {kind} saved: {DAMAGED}")
 
 
-def _check_tensors(block: Block, state: Mapping[str, Any]) -> None:
+def _check_tensors(block: Block, state: Mapping[str, Any], motion: Motion) -> None:
     where = f"The state of block {block.name!r}"
     factors, parts = state["factors"], state["parts"]
     if state["saved"]["factors"] and factors == {}:
@@ -236,6 +249,10 @@ def _check_tensors(block: Block, state: Mapping[str, Any]) -> None:
             )
         for part, shape in zip(saved, shapes, strict=True):
             check_tensor(part, shape, f"{where}, inverse of {name},")
+    _need(state["moments"], set(state["saved"]["moments"]), f"{where}, among moments,")
+    kept = motion.kept(block.shape)
+    for name, saved in state["moments"].items():
+        check_tensor(saved, kept[name], f"{where}, {name},")
 
 
 def check_tensor(value: Any, shape: tuple[int, ...], what: str) -> None:

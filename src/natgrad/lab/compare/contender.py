@@ -118,7 +118,7 @@ def key_of(word: str) -> str:
 
 
 # Those that take part if none are named.
-USUAL = ("sgd", "adamw", "muon", "soap", "shampoo", "lamb", "kfac", "kfac-adamw")
+USUAL = ("sgd", "adamw", "muon", "soap", "shampoo", "lamb", "kfac", "kfac-adamw", "naturalmuon")
 CONTENDERS: dict[str, Contender] = {word: contender_of(word) for word in USUAL}
 
 

@@ -10,10 +10,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from natgrad.curvature.fisher import Fisher
+from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.lab import registry
 from natgrad.lab.schemes import third_party
 from natgrad.lab.schemes.lamb import LAMB
 from natgrad.lab.schemes.lars import LARS
+from natgrad.optimizer import NaturalMuon
 
 # The middle of the learning rates that are tried of an optimizer that does not say its own.
 USUAL_RATE = 1e-2
@@ -22,12 +25,14 @@ USUAL_RATE = 1e-2
 @dataclass(frozen=True)
 class OptimizerRequest:
     """What it is built from: ``params`` are groups as torch takes them, with the weight decay of
-    each; ``model`` has all of them."""
+    each; ``model`` has all of them. For those that use the curvature: which, and on which ranks."""
 
     params: list[dict[str, Any]]
     lr: float
     momentum: float = 0.9
     model: nn.Module = field(default_factory=nn.Module)
+    curvature: Fisher | None = None
+    distributed: Distributed = Distributed()  # noqa: RUF009 (frozen)
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -110,6 +115,17 @@ def _shampoo(asked: OptimizerRequest) -> Optimizer:
     return third_party.shampoo(asked.params, asked.lr, asked.momentum)
 
 
+def _natural_muon(asked: OptimizerRequest) -> Optimizer:
+    return NaturalMuon(
+        asked.model,
+        asked.lr,
+        params=asked.params,
+        momentum=asked.momentum,
+        curvature=asked.curvature,
+        distributed=asked.distributed,
+    )
+
+
 _MUON = "momentum 0.95; AdamW for embeddings, biases and norm layers"
 _SOAP = "betas 0.95 and 0.95, a new basis every 10 steps"
 
@@ -120,6 +136,13 @@ NAMED: dict[str, NamedOptimizer] = {
     "lamb": NamedOptimizer("LAMB", "betas 0.9 and 0.999", _lamb, 1e-2),
     "muon": NamedOptimizer("Muon", _MUON, _muon, 0.02, momentum=0.95, package=third_party.PACKAGE),
     "soap": NamedOptimizer("SOAP", _SOAP, _soap, 3e-3, momentum=0.95, package=third_party.PACKAGE),
+    "naturalmuon": NamedOptimizer(
+        "NaturalMuon",
+        "natgrad.NaturalMuon(model) as it stands",
+        _natural_muon,
+        1e-2,
+        momentum=0.95,
+    ),
     "shampoo": NamedOptimizer(
         "Shampoo",
         "momentum 0.9, new roots at every step",

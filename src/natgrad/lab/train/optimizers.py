@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from natgrad.curvature.fisher import Fisher
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.lab.names import (
     CURVATURES,
@@ -85,13 +86,27 @@ def rate(settings: Settings, steps_per_epoch: float, steps: int) -> Schedule:
     return LinearWarmup(found, warm, 1 / warm) if warm > 1 else found
 
 
-def optimizer(settings: Settings, model: nn.Module, lr: Schedule) -> Optimizer:
+def optimizer(
+    settings: Settings,
+    model: nn.Module,
+    lr: Schedule,
+    objective: TaskObjective | None = None,
+    wrapped: nn.Module | None = None,
+) -> Optimizer:
+    """``wrapped``: the model as DDP wraps it, if it does."""
     groups = parameter_groups(model, settings.weight_decay)
     if settings.displacement:  # of sgd alone
         coupled = CoupledMomentum(settings.momentum, lr) if settings.coupled else None
         plain = torch.optim.SGD(groups, lr=settings.lr)
         return DisplacementMomentum(plain, coupled or settings.momentum)
-    asked = OptimizerRequest(groups, settings.lr, settings.momentum, model)
+    asked = OptimizerRequest(
+        groups,
+        settings.lr,
+        settings.momentum,
+        wrapped or model,
+        None if objective is None else curvature(settings, objective),
+        Distributed(placement(settings)),
+    )
     return OPTIMIZERS[settings.optimizer].build(asked)
 
 
@@ -127,7 +142,7 @@ def preconditioner(
         kl_clip=s.kl_clip or None,
         update_every=intervals(s.update_every),
         refresh_every=intervals(s.refresh_every),
-        curvature=CURVATURES[s.fisher](CurvatureRequest(objective.likelihood, seed=s.seed)),
+        curvature=curvature(s, objective),
         norm_damping=s.norm_damping,
         inverse=INVERSES[s.inverse](),
         include=s.include or None,
@@ -135,6 +150,11 @@ def preconditioner(
         loss=MeanLoss(objective.terms, objective.regions),
         distributed=Distributed(placement(s)),
     )
+
+
+def curvature(settings: Settings, objective: TaskObjective) -> Fisher:
+    asked = CurvatureRequest(objective.likelihood, seed=settings.seed)
+    return CURVATURES[settings.fisher](asked)
 
 
 def placement(settings: Settings) -> Placement:

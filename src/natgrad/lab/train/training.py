@@ -45,7 +45,9 @@ class Training:
             devices = None if device.type == "cpu" else [device]
             self.model = DistributedDataParallel(self.network, device_ids=devices)
         self.lr = optimizers.rate(settings, self.steps_per_epoch, self.steps)
-        self.optimizer = optimizers.optimizer(settings, self.network, self.lr)
+        self.optimizer = optimizers.optimizer(
+            settings, self.network, self.lr, self.objective, self.model
+        )
         self.kfac = optimizers.preconditioner(settings, self.model, self.optimizer, self.objective)
         self.stream = Stream(self.task.train, settings.batch_size, settings.seed)
         self.rescaling = self._rescaling() if settings.rescaling else None

@@ -11,7 +11,7 @@ from torch import nn
 import natgrad
 from kfac_keywords import grouped
 from natgrad import KFAC
-from natgrad.comm import Alone
+from natgrad.comm import Alone, float21
 from natgrad.comm.base import Communicator
 from natgrad.comm.transfers import Arrived
 from natgrad.kfac.ranks.reduction import _unit
@@ -226,8 +226,17 @@ def test_a_pass_that_came_late_on_one_rank_only():
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_wire_dtypes_at_any_size(dtype, size):
+@pytest.mark.parametrize(
+    ("dtype", "eps"),
+    [
+        (torch.float16, 2.0**-10),
+        (torch.bfloat16, 2.0**-7),
+        (torch.float32, 2.0**-23),
+        (float21, 2.0**-12),
+    ],
+    ids=repr,
+)
+def test_wire_dtypes_at_any_size(dtype, eps, size):
     """Squares of 1e-9 and 1e9 are far outside of float16."""
 
     def rank(rank, comm):
@@ -237,12 +246,13 @@ def test_wire_dtypes_at_any_size(dtype, size):
         _, means = member.finish(1)
         return member, means
 
-    check(together(2, rank), samples=(1, 1), tolerance=torch.finfo(dtype).eps)
+    check(together(2, rank), samples=(1, 1), tolerance=eps)
 
 
-def test_what_is_not_finite_arrives_as_that():
+@pytest.mark.parametrize("dtype", [torch.float16, float21], ids=repr)
+def test_what_is_not_finite_arrives_as_that(dtype):
     def rank(rank, comm):
-        member = Member(rank, comm, wire_dtype=torch.float16)
+        member = Member(rank, comm, wire_dtype=dtype)
         member.add()
         if rank:
             member.blocks["0"].sums["A"].kept[0] = float("inf")

@@ -1,0 +1,69 @@
+"""The polar factor ``U V^T`` of ``X = U S V^T``, by products alone.
+
+Odd polynomials ``p(X) = X (a + b X^T X + c (X^T X)^2)`` act on singular values one by one. A chain
+of them that brings all of ``[l, 1]`` near 1 turns ``X`` into its polar factor: three products a
+polynomial and no decomposition, batched over matrices of one shape. The classical choice
+``(15, -10, 3) / 8`` (Newton-Schulz) needs many steps while singular values are small: each only
+grows them by 1.875. Here each polynomial is the best one on the interval that the polynomials
+before it have left (Amsel et al. 2025); the first ones grow small values by 8 and 4, the last one
+is Newton-Schulz itself.
+
+How near it comes depends on the smallest singular value, relative to the Frobenius norm that the
+matrix is divided by first: what is too small ends between 0 and 1, in the right direction. Zero
+stays zero: the polar factor of a matrix of rank r has r singular values of 1.
+"""
+
+import torch
+from torch import Tensor
+
+# Of the best odd polynomials of degree 5, one after the other, for singular values in [1e-3, 1]
+# (Amsel et al. 2025), the interval kept a little wider than the last one left it.
+COEFFICIENTS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+)
+# Products in float32 round singular values up by 1e-6 or so; a first polynomial that ends above 1
+# by a little would leave the interval of the second.
+_SAFE = 1.01
+
+
+def polar(x: Tensor, steps: int = 6) -> Tensor:
+    """The polar factor of each matrix.
+
+    Arguments:
+        x: ``[b, rows, cols]``.
+        steps: polynomials, at least 1. Five bring singular values above 1/1,000 of the Frobenius
+            norm to 1 within 13%, six within 0.13%; one of 1/10,000 ends at 0.1 and 0.2.
+    """
+    rows, cols = x.shape[-2:]
+    if rows > cols:
+        turned: Tensor = polar(x.mT, steps).mT
+        return turned
+    norm = x.flatten(1).norm(dim=1).view(-1, 1, 1)
+    if rows == 1:  # the direction, exactly
+        return x.div(norm.clamp(min=torch.finfo(x.dtype).tiny))
+    x = x / (norm * _SAFE).clamp(min=torch.finfo(x.dtype).tiny)
+    last = len(COEFFICIENTS) - 1
+    for step in range(steps):
+        a, b, c = COEFFICIENTS[min(step, last)]
+        gram = x @ x.mT
+        inner = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, inner, x, beta=a)
+    return x
+
+
+def exact_polar(x: Tensor) -> Tensor:
+    """The same by singular value decompositions: slow, and the oracle of `polar`.
+
+    Arguments:
+        x: ``[b, rows, cols]``.
+    """
+    u, s, vt = torch.linalg.svd(x, full_matrices=False)
+    there = s > s.amax(1, keepdim=True) * torch.finfo(x.dtype).eps * max(x.shape[-2:])
+    found: Tensor = u @ (there.to(x.dtype).unsqueeze(2) * vt)
+    return found
