@@ -27,7 +27,7 @@ from natgrad.kfac import arguments
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
-from natgrad.kfac.following import Following
+from natgrad.kfac.following import Following, FollowsOptimizer
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.low_rank import LowRankGradients
 from natgrad.kfac.motion import motion_of
@@ -50,7 +50,7 @@ from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
 from natgrad.structures import Identity
 
 
-class KFAC(Inspection, Saving):
+class KFAC(Inspection, Saving, FollowsOptimizer):
     """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
 
     ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
@@ -226,16 +226,6 @@ class KFAC(Inspection, Saving):
                 self.preconditioning(now)
         self.steps += 1
         self._prepare()
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """Whose ``step()`` follows. Another one may be put in its place."""
-        return self.rates.optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: Optimizer | None) -> None:
-        arguments.check_optimizer(self.model, optimizer, self.settings.kl_clip, self.scaler)
-        self.rates.optimizer = optimizer
 
     def _now(self, samples: int | None) -> Step:
         """This step as a value, with everything that the stages below need to know."""

@@ -15,6 +15,7 @@ from natgrad.schedules import (
     Doubling,
     Drift,
     GrowingInterval,
+    LevenbergMarquardt,
     PolynomialDecay,
     StepDecay,
     TwoPhaseInterval,
@@ -259,3 +260,23 @@ class TestStepDecay:
 def test_schedules_are_values(schedule):
     assert pickle.loads(pickle.dumps(schedule)) == schedule
     assert hash(schedule) == hash(pickle.loads(pickle.dumps(schedule)))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "moves"),
+    [
+        (0.76, "down"),
+        (0.75, "stays"),
+        (0.5, "stays"),
+        (0.25, "stays"),
+        (0.24, "up"),
+        (0.21, "up"),
+        (-1.0, "up"),
+        (float("nan"), "up"),
+        (float("inf"), "down"),
+    ],
+)
+def test_levenberg_marquardt_moves_beyond_a_quarter_and_three_quarters(ratio, moves):
+    rule = LevenbergMarquardt(decay=0.5, every=2)
+    expected = {"down": 0.25, "stays": 1.0, "up": 4.0}[moves]
+    assert rule.next(1.0, ratio) == expected

@@ -17,6 +17,17 @@ from torch import Tensor, nn
 
 from natgrad.capture.module_hooks import in_backward
 
+THROWN_AWAY = (
+    "The gradients of a backward pass were set to zero before the step, or the pass has failed, so "
+    "its statistics are left out as well. Call kfac.discard() where gradients are thrown away; "
+    "keep them in .grad where they count."
+)
+SECOND_ORDER = (
+    "The loss depends on gradients of {} (create_graph=True, as in a gradient penalty), and this "
+    "path is not in its statistics: the curvature is that of the rest of the loss. "
+    "natgrad.MonteCarloFisher(), which looks at outputs alone, has no such path."
+)
+
 
 class Backwards:
     """Of the time since the last step. ``parameters``: those whose gradients tell."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from natgrad.capture.backwards import Backwards
+from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards
 from natgrad.capture.blocks import Block
 from natgrad.capture.module_hooks import Hooks, in_backward
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
@@ -32,17 +32,6 @@ from natgrad.capture.sample_axes import SampleAxes
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
-
-_THROWN_AWAY = (
-    "The gradients of a backward pass were set to zero before the step, or the pass has failed, so "
-    "its statistics are left out as well. Call kfac.discard() where gradients are thrown away; "
-    "keep them in .grad where they count."
-)
-_SECOND_ORDER = (
-    "The loss depends on gradients of {} (create_graph=True, as in a gradient penalty), and this "
-    "path is not in its statistics: the curvature is that of the rest of the loss. "
-    "natgrad.MonteCarloFisher(), which looks at outputs alone, has no such path."
-)
 
 Use = tuple[Block, Layer[Any]]
 View = Callable[[Tensor], Tensor]
@@ -168,9 +157,9 @@ class Capture:
             hook.finish()
         found = [this.doubt for this in self.passes if this.doubt and counted]
         if self.restarted:
-            found.append(_THROWN_AWAY)
+            found.append(THROWN_AWAY)
         if self.second_order:
-            found.append(_SECOND_ORDER.format(self.second_order))
+            found.append(SECOND_ORDER.format(self.second_order))
         return [*found, *self.axes.doubts]
 
     # What hooks do.

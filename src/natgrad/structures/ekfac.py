@@ -26,6 +26,10 @@ class EKFAC(Structure):
 
     ``S`` is the product of the eigenvalues until a batch has been seen in the first basis; later
     refreshes carry ``S`` over to the new basis.
+
+    Where a factor has fewer samples than dimensions, its eigenvectors of eigenvalue 0 are any basis
+    of that space: another number of ranks or of threads finds another one, and ``S`` differs there
+    by more than rounding. With as many samples as dimensions it does not.
     """
 
     pooled: ClassVar[bool] = True
