@@ -44,6 +44,7 @@ from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
 from natgrad.kfac.step import StatisticsScale, Step
 from natgrad.kfac.update import Update
+from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
@@ -84,6 +85,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             optimizer that has none; a number or a function of the step.
         include: patterns of module names, or modules, that are preconditioned; None for all.
         exclude: patterns of module names, or modules, that keep their plain gradients.
+        split: rows of the matrices that lie in one weight, by patterns of module names, such as
+            ``{"*.c_attn": (d, d, d)}``; None finds fused projections by their usual names.
         loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
@@ -112,6 +115,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         momentum: float | Schedule = 0.0,
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
+        split: Split | None = None,
         loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
@@ -150,6 +154,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
                 arguments.regions(loss, self.curvature),
                 half_products,
                 loss.axes_of_modules,
+                split,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)
