@@ -168,7 +168,8 @@ class Preconditioning:
         found = [self.gradients.of(stack.parameters) for stack in self.stacks]
         for stack, gradients, damping in zip(self.stacks, found, dampings, strict=True):
             if damping not in functions:
-                functions[damping] = self.motion.function(damping)
+                function = self.motion.geometry.function(damping) if self._plain else None
+                functions[damping] = function
             how = How(damping, step.values.momentum, scale, functions[damping])
             if outers and any(block in outers for block in stack.blocks):
                 stack.precondition_apart(gradients, outers, how, self.rates, dots)

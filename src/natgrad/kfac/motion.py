@@ -22,7 +22,7 @@ from natgrad.capture.blocks import Block
 from natgrad.damping import Damping
 from natgrad.geometry import Geometry
 from natgrad.geometry.base import Shape
-from natgrad.inverses import Decomposed, Function
+from natgrad.inverses import Decomposed
 from natgrad.lengths import Length, Rms
 from natgrad.schedules import Schedule
 
@@ -40,10 +40,6 @@ class Motion:
     def is_plain(self) -> bool:
         """Whether the step of a sum of gradients is the sum of their steps, and nothing is kept."""
         return self.geometry.is_linear and self.length is None and not self.has_momentum
-
-    def function(self, damping: Damping) -> Function | None:
-        """The function of the block that a step is, if it is nothing else."""
-        return self.geometry.function(damping) if self.is_plain else None
 
     @property
     def uses_curvature(self) -> bool:
