@@ -1,4 +1,4 @@
-# make demo         compares K-FAC with other optimizers on real digits; writes demo/index.html
+# make demo         compares natgrad with other optimizers on real digits; writes demo/index.html
 # make test         ruff, mypy and all tests
 # make quick        a look at all parts within two minutes: ruff, mypy, and a sample of the tests in one process
 # make check        ruff and mypy alone
@@ -16,7 +16,7 @@ SAMPLE ?= 16
 BENCHMARKS ?= step_cost correlation quality distributed curvature
 DEMO   ?= demo
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
-COMPARED := --optimizers sgd,adamw,muon,soap,kfac --threads 1 --resume
+COMPARED := --optimizers sgd,adamw,muon,soap,kfac,naturalmuon-mc --trials 4 --threads 1 --resume
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 

@@ -323,3 +323,24 @@ def test_what_is_frozen_or_not_there_stays():
 def test_a_mistake_is_a_sentence(given, message):
     with pytest.raises(NatgradError, match=message):
         NaturalMuon(network(), **given)
+
+
+def test_two_of_them_on_one_model_do_not_see_each_other():
+    """The vectors that one sends back for its Fisher are no gradients to the other."""
+    found = []
+    for both in (False, True):
+        model = network()
+        plain = KFAC(model, kl_clip=None, update_every=1)
+        other = KFAC(model, kl_clip=None, curvature=MonteCarloFisher(), update_every=1)
+        if not both:
+            other.detach()
+        for step in range(2):
+            model.zero_grad()
+            loss_of(model, step).backward()
+            plain.step()
+        state = plain.state_dict()["blocks"]
+        found.append(
+            {n: b["factors"]["G"]["mean"] for n, b in state.items() if "G" in b["factors"]}
+        )
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

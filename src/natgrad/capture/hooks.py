@@ -33,6 +33,10 @@ from natgrad.errors import CaptureError
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
 
+# Models through which vectors of a Fisher are sent back at this moment: these are no gradients of
+# their losses, and no other preconditioner of the same model may take them for that.
+observed: set[nn.Module] = set()
+
 Use = tuple[Block, Layer[Any]]
 View = Callable[[Tensor], Tensor]
 
@@ -294,6 +298,8 @@ class _GradientHook:
         self.kept: Tensor | None = None  # the gradients until now, of a graph that is retained
 
     def __call__(self, g: Tensor) -> None:
+        if self.capture.root in observed:
+            return
         if torch.is_grad_enabled():  # create_graph=True: the gradient of the loss comes later
             self.capture.skipped = True
             if g.requires_grad:
@@ -329,7 +335,7 @@ class _OutputHook:
         self.capture, self.this = capture, this
 
     def __call__(self, g: Tensor) -> None:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and self.capture.root not in observed:
             self.capture.mark_returned(self.this)
             self.capture.current = self.this  # what is recomputed from here on belongs to it
 

@@ -2,7 +2,7 @@
 
 The length of ``d`` is ``sqrt(d^T F d)``, so that a step of one length changes the predictions by
 one amount (Amari 1998). Its steepest direction is ``F^-1 grad``; powers between 0 and 1 lie between
-the plain and the natural gradient (Yu et al. 2020 and others, see docs/references.md).
+the plain and the natural gradient.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.hooks import Capture
+from natgrad.capture.hooks import Capture, observed
 from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
 from natgrad.comm.layouts import full_tensor, reshard_like
@@ -64,13 +64,17 @@ class Observation:
         vectors = self.curvature.vectors(full_tensor(output), full_tensor(targets), generator)
         found_any = False
         for draw, vector in enumerate(vectors):
-            found = torch.autograd.grad(
-                start,
-                list(edges.values()),
-                reshard_like((scale * vector).to(output.dtype), output),
-                retain_graph=True,
-                allow_unused=True,
-            )
+            observed.add(self.capture.root)
+            try:
+                found = torch.autograd.grad(
+                    start,
+                    list(edges.values()),
+                    reshard_like((scale * vector).to(output.dtype), output),
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            finally:
+                observed.discard(self.capture.root)
             grads = dict(zip(edges, found, strict=True))
             found_any |= any(g is not None for g in found)
             for use, x, edge, view in tape:

@@ -122,6 +122,18 @@ USUAL = ("sgd", "adamw", "muon", "soap", "shampoo", "lamb", "kfac", "kfac-adamw"
 CONTENDERS: dict[str, Contender] = {word: contender_of(word) for word in USUAL}
 
 
+# Further ones, for tasks whose loss says how targets are drawn.
+MORE: dict[str, Contender] = {
+    "naturalmuon-mc": Contender(
+        "naturalmuon-mc",
+        "NaturalMuon, MC",
+        "natgrad.NaturalMuon(model, curvature=natgrad.MonteCarloFisher(…))",
+        {"optimizer": "naturalmuon", "fisher": "monte-carlo"},
+        OPTIMIZERS["naturalmuon"].lr,
+    )
+}
+
+
 def preset_contender(task: Settings) -> Contender:
     """The task's own optimizer, with all that its settings say of it."""
     before, values = asdict(neutral(task)), asdict(task)
@@ -138,6 +150,7 @@ def chosen_contenders(
     """Those of ``words``, each of which is a key of ``known``, any optimizer, or K-FAC before
     one."""
     found = []
+    known = {**MORE, **known}
     for word in words:
         name = word.removeprefix(_KFAC)
         if word not in known and name not in OPTIMIZERS and not is_path(name):
