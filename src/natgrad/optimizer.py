@@ -29,6 +29,7 @@ from natgrad.inverses import Inverse
 from natgrad.kfac.clocks import Intervals
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers import Elementwise, layers_of
+from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length, Rms
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.preconditioner import KFAC
@@ -65,6 +66,8 @@ class NaturalMuon(Optimizer):
         include: patterns of module names, or modules, that have a block; None for all but norm
             layers.
         exclude: patterns of module names, or modules, that are left to AdamW.
+        split: rows of the matrices that lie in one weight, by patterns of module names; None finds
+            fused projections (query, key and value; gate and up) by their usual names.
         loss: which axis of the batch the samples are on, and terms that differ between layers.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
@@ -93,6 +96,7 @@ class NaturalMuon(Optimizer):
         inverse: Inverse | None = None,
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
+        split: Split | None = None,
         loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
@@ -123,6 +127,7 @@ class NaturalMuon(Optimizer):
             momentum=momentum,
             include=include,
             exclude=[*_patterns(exclude), *norms],
+            split=split,
             loss=loss,
             distributed=distributed,
             factor_dtype=factor_dtype,

@@ -30,7 +30,7 @@ from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.low_rank import LowRankGradients
-from natgrad.kfac.motion import Motion
+from natgrad.kfac.motion import motion_of
 from natgrad.kfac.observation import Observation
 from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks import agreement
@@ -44,7 +44,8 @@ from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
 from natgrad.kfac.step import StatisticsScale, Step
 from natgrad.kfac.update import Update
-from natgrad.lengths import Length, Rms
+from natgrad.layers.row_parts import Split
+from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
 from natgrad.structures import Identity
@@ -84,6 +85,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             optimizer that has none; a number or a function of the step.
         include: patterns of module names, or modules, that are preconditioned; None for all.
         exclude: patterns of module names, or modules, that keep their plain gradients.
+        split: rows of the matrices that lie in one weight, by patterns of module names, such as
+            ``{"*.c_attn": (d, d, d)}``; None finds fused projections by their usual names.
         loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
@@ -112,6 +115,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         momentum: float | Schedule = 0.0,
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
+        split: Split | None = None,
         loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
@@ -128,11 +132,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             self.settings = KFACSettings(
                 damping, factor_decay, kl_clip, norm_damping, momentum, loss
             )
-            motion = Motion(
-                geometry,
-                Rms() if length is None and not geometry.is_linear else length,
-                has_momentum=callable(momentum) or momentum > 0,
-            )
+            motion = motion_of(geometry, length, momentum)
             arguments.check_tensors(factor_dtype, half_products, scaler)
             clip = None if motion.length else kl_clip
             arguments.check_optimizer(model, optimizer, clip, scaler)
@@ -152,8 +152,9 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
                 factor_dtype,
                 loss.axis_of_model,
                 arguments.regions(loss, self.curvature),
-                loss.axes_of_modules,
                 half_products,
+                loss.axes_of_modules,
+                split,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)
@@ -186,14 +187,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             self.settings, self.capture, scaler, observed=self.curvature.observes
         )
         self._overlap(model)
-        self.updating = Update(
-            self.team,
-            self.reducer,
-            self.capture,
-            self.statistics,
-            self.curvature,
-            self.update_clocks,
-        )
+        parts = (self.team, self.reducer, self.capture, self.statistics)
+        self.updating = Update(*parts, self.curvature, self.update_clocks)
         self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)
         # Hooks on every step would be traced into compiled code; other ranks have other batches.

@@ -22,8 +22,7 @@ from distributed.training import weights
 
 OTHERS = ("cholesky", "ekfac")
 ENDS = {"mem": natgrad.MemOpt(), "comm": natgrad.CommOpt()}
-# Ranks that see the same samples.
-PEERS = {"tp": 4, "one batch": 4, "fsdp + tp": 2, "hsdp + tp": 2, "replicated + tp": 2}
+TWO_WAYS = ("fsdp + tp", "hsdp")  # each of which takes two ranks
 
 
 @lru_cache(maxsize=64)
@@ -39,6 +38,12 @@ def each(case, placements=ENDS, also=()):
         for name, one in ENDS.items():
             found[method, name] = replace(case, method=method, placement=one)
     return found
+
+
+def sizes(layout):
+    """The fewest ranks of a layout, and how many parts of a batch they see."""
+    ranks = 4 if layout in TWO_WAYS else 2
+    return ranks, {"tp": 1, "one batch": 1, "fsdp + tp": 2}.get(layout, ranks)
 
 
 def check(world, cases, ranks, replicas):
@@ -61,7 +66,8 @@ def check(world, cases, ranks, replicas):
 @pytest.mark.parametrize("network", ["tower", "transformer"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_layers_are_cut(world, ranks, network):
-    check(world, each(Case(network, "tp"), PLACEMENTS, OTHERS), ranks, 1)
+    also = OTHERS if ranks == 4 else ()
+    check(world, each(Case(network, "tp"), PLACEMENTS, also), ranks, 1)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +151,17 @@ def test_parameters_are_replicated_by_tensors(world, layout):
 
 
 @pytest.mark.parametrize(
-    ("network", "options"),
+    ("network", "ranks", "options"),
     [
-        ("tower", {"reshard_after_forward": True}),
-        ("uneven", {"reshard_after_forward": False}),
-        ("uneven", {"reshard_after_forward": 2}),
-        ("tower", {"shard_placement_fn": by_columns}),
-        ("uneven", {"shard_placement_fn": by_columns}),
+        ("tower", 2, {"reshard_after_forward": True}),
+        ("uneven", 2, {"reshard_after_forward": False}),
+        ("uneven", 4, {"reshard_after_forward": 2}),
+        ("tower", 4, {"shard_placement_fn": by_columns}),
+        ("uneven", 4, {"shard_placement_fn": by_columns}),
     ],
 )
-def test_options_of_fsdp(world, network, options):
-    check(world, each(Case(network, "fsdp", options=options)), 4, 4)
+def test_options_of_fsdp(world, network, ranks, options):
+    check(world, each(Case(network, "fsdp", options=options)), ranks, ranks)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,7 @@ def test_a_sharded_layer_is_not_used_by_any_rank(world):
     "layout", ["tp", "fsdp + tp", "fsdp", "hsdp", "ddp", "replicated", "one batch"]
 )
 def test_gradients_of_several_passes_are_accumulated(world, layout):
-    check(world, each(Case("tower", layout, micro=2)), 4, 4 // PEERS.get(layout, 1))
+    check(world, each(Case("tower", layout, micro=2)), *sizes(layout))
 
 
 def test_accumulation_into_views_of_buckets(world):
@@ -196,14 +202,12 @@ def test_accumulation_into_views_of_buckets(world):
 
 @pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "hsdp", "ddp", "one batch"])
 def test_the_loss_is_a_sum(world, layout):
-    replicas = 4 // PEERS.get(layout, 1)
-    check(world, each(Case("tower", layout, reduction="sum", clip=None)), 4, replicas)
+    check(world, each(Case("tower", layout, reduction="sum", clip=None)), *sizes(layout))
 
 
 @pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "fsdp", "replicated"])
 def test_steps_that_are_not_clipped(world, layout):
-    replicas = 4 // PEERS.get(layout, 1)
-    check(world, each(Case("tower", layout, clip=None)), 4, replicas)
+    check(world, each(Case("tower", layout, clip=None)), *sizes(layout))
 
 
 @pytest.mark.parametrize("reduced", [torch.float32, torch.bfloat16])

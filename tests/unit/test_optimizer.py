@@ -71,7 +71,7 @@ def test_is_the_step_of_a_preconditioner_and_adamw_for_the_rest():
         other,
         geometry=Spectral(),
         length=Rms(),
-        momentum=0.95,
+        momentum=0.9,
         damping=natgrad.Relative(0.1),
         update_every=4,
         refresh_every=2,
@@ -254,8 +254,8 @@ def test_muon_measures_no_curvature():
         loss_of(other, step).backward()
         train(one, optimizer, [step])
         gradient = torch.cat([other[4].weight.grad, other[4].bias.grad[:, None]], 1)
-        mean.lerp_(gradient, 0.05)
-        ahead = 0.05 * gradient + 0.95 * mean / (1 - 0.95 ** (step + 1))
+        mean.lerp_(gradient, 0.1)
+        ahead = 0.1 * gradient + 0.9 * mean / (1 - 0.9 ** (step + 1))
         direction = exact_polar(ahead.unsqueeze(0))[0]
         expected = 0.02 * direction / direction.square().mean().sqrt()
         assert torch.allclose(one[4].weight, other[4].weight - expected[:, :-1], atol=1e-9)

@@ -26,6 +26,7 @@ from natgrad.layers import Elementwise, Layer, layers_of, registered
 from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.layers.functional import Projection
 from natgrad.layers.linear import Linear
+from natgrad.layers.row_parts import RowPart, Split, parts_of
 from natgrad.structures import Kronecker, Structure, UnitWise
 
 Pattern = str | nn.Module
@@ -52,8 +53,9 @@ class Choice:
     factor_dtype: torch.dtype | None
     batch_axis: int
     regions: Mapping[str, float] = field(default_factory=dict)
-    axes: Mapping[str, int] = field(default_factory=dict)
     half_products: bool | None = None
+    axes: Mapping[str, int] = field(default_factory=dict)
+    split: Split | None = None
 
 
 def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
@@ -75,6 +77,7 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
                 reason = views if parameter.requires_grad else "frozen"
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
             continue
+        views = [part for layer in views for part in parts_of(layer, choice.split)]
         for layer in views:
             axis = _axis(name, module, choice)
             layer.axis_given = axis is not None
@@ -145,11 +148,20 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
     for layer in layers:
         weight = layer.weight if layer.weight is not None else layer.bias
         part = None  # of the weight, where it holds several matrices
-        if isinstance(layer, Projection):
+        if isinstance(layer, RowPart):
+            part = layer.first
+        elif isinstance(layer, Projection):
             part = (layer.slice if layer.weight is None else layer.own(layer.weight)).start
         groups.setdefault((id(weight), part, layer.weight is None), []).append(layer)
     out = []
-    for group in groups.values():
+    cut = {weight for weight, part, _ in groups if part is not None}
+    for (weight, part, _), group in groups.items():
+        if part is None and weight in cut:
+            raise CoverageError(
+                f"{group[0].kind} {group[0].name!r} shares its weight with a layer whose rows are "
+                "split into several matrices: pass split={} to KFAC, or leave one of them out with "
+                "exclude=[...]."
+            )
         embeddings = [layer for layer in group if isinstance(layer, Embedding)]
         if embeddings:
             heads = [layer for layer in group if isinstance(layer, Linear)]
@@ -219,7 +231,12 @@ def _check_patterns(root: nn.Module, choice: Choice) -> None:
     """A pattern that matches nothing is a mistake, and would silently do nothing."""
     named = [(clean(name), module) for name, module in root.named_modules()]
     given: dict[str, Iterable[Pattern]] = {"include": choice.include or ()}
-    given |= {"exclude": choice.exclude, "regions": choice.regions, "batch_axis": choice.axes}
+    given |= {
+        "exclude": choice.exclude,
+        "regions": choice.regions,
+        "batch_axis": choice.axes,
+        "split": choice.split or (),
+    }
     for label, patterns in given.items():
         for pattern in patterns:
             if not any(_matches(name, module, [pattern]) for name, module in named):

@@ -58,14 +58,14 @@ class Capture:
         self.current: Pass | None = None
         self.inside = False  # the model's own forward is running
         self.passes: list[Pass] = []
-        self.waiting: dict[_GradientHook, None] = {}  # for further gradients of a retained graph
-        self._before: Pass | None = None
-        self.restarted = False  # a pass before was thrown away
-        self.second_order = ""  # a layer whose gradient the loss depends on
         # Where the backward pass of each output begins, and what is done as it does. Nothing that
         # the graph itself holds may hold its edges: it would never be freed.
         self.outputs: dict[Pass, tuple[GradientEdge, Tensor]] = {}
         self.on_output: Callable[[Pass, GradientEdge, Tensor], None] | None = None
+        self.waiting: dict[_GradientHook, None] = {}  # for further gradients of a retained graph
+        self._before: Pass | None = None
+        self.restarted = False  # a pass before was thrown away
+        self.second_order = ""  # a layer whose gradient the loss depends on
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
 
@@ -132,12 +132,12 @@ class Capture:
     def forget(self) -> None:
         """Forget everything seen since the last step."""
         self.current, self.passes, self.skipped, self.inside = None, [], False, False
+        self.outputs.clear()
         for hook in self.waiting:
             hook.kept = None
         self.waiting = {}
         self.restarted, self.second_order = False, ""
         self.backwards.forget()
-        self.outputs.clear()
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
@@ -187,7 +187,7 @@ class Capture:
         self._before = None
         if self.taping and this.tape and (main := prediction(out)) is not None:
             self.outputs[this] = get_gradient_edge(main), main.detach()
-            main.register_hook(_PredictionHook(self, this))
+            main.register_hook(_OutputHook(self, this).predicts)
         for tensor in tensors_of(out):
             if tensor.requires_grad:
                 tensor.register_hook(_OutputHook(self, this))
@@ -325,7 +325,7 @@ class _GradientHook:
 
 
 class _OutputHook:
-    """The hook on the model's own output."""
+    """The hook on the model's own output, before the backward pass goes on into the model."""
 
     def __init__(self, capture: Capture, this: Pass) -> None:
         self.capture, self.this = capture, this
@@ -335,16 +335,7 @@ class _OutputHook:
             self.capture.mark_returned(self.this)
             self.capture.current = self.this  # what is recomputed from here on belongs to it
 
-
-class _PredictionHook:
-    """The hook on what the model predicts, before the backward pass goes on into the model."""
-
-    def __init__(self, capture: Capture, this: Pass) -> None:
-        self.capture, self.this = capture, this
-
-    def __call__(self, g: Tensor) -> None:
-        if torch.is_grad_enabled() or self.capture.on_output is None:
-            return
-        found = self.capture.outputs.pop(self.this, None)  # only the first time
-        if found is not None and self.this.tape:
+    def predicts(self, g: Tensor) -> None:  # on what the loss is computed from
+        found = None if torch.is_grad_enabled() else self.capture.outputs.pop(self.this, None)
+        if found is not None and self.this.tape and self.capture.on_output is not None:
             self.capture.on_output(self.this, *found)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from natgrad.damping import Damping
-from natgrad.inverses import Decomposed, Inverse
+from natgrad.inverses import Decomposed, Function, Inverse
 
 Shape = tuple[int, int, int]
 Kept = Mapping[str, Tensor]
@@ -72,6 +72,14 @@ class Geometry(ABC):
             kept: what `kept` has named, stacked along the first axis; is written to.
         """
         return
+
+    def function(self, damping: Damping) -> Function | None:
+        """The function of the block that a step applies to the gradient, where it is one.
+
+        Arguments:
+            damping: of the block.
+        """
+        return None
 
     @abstractmethod
     def step(self, block: Decomposed, m: Tensor, kept: Kept, damping: Damping, out: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from natgrad.checks import Range, check_numbers
 from natgrad.damping import Damping
 from natgrad.geometry.base import Geometry, Kept
-from natgrad.inverses import Decomposed
+from natgrad.inverses import Decomposed, Function
 from natgrad.inverses.functions import DampedPower
 
 
@@ -40,6 +40,9 @@ class Euclidean(Geometry):
     @property
     def is_linear(self) -> bool:
         return True
+
+    def function(self, damping: Damping) -> Function | None:
+        return None if self.factored else DampedPower(-self.power, damping)
 
     def step(self, block: Decomposed, m: Tensor, kept: Kept, damping: Damping, out: Tensor) -> None:
         if self.factored:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
+from natgrad.damping import Damping
 from natgrad.errors import CaptureError
+from natgrad.inverses import Function
 from natgrad.kfac.clipping import LearningRates, kl_scale
 from natgrad.kfac.low_rank import LowRankGradients, OuterProduct
 from natgrad.kfac.prediction import QuadraticModel
@@ -41,7 +43,7 @@ class Preconditioning:
         prediction: QuadraticModel,
     ) -> None:
         self.team, self.gradients, self.settings = team, gradients, settings
-        self.motion = team.motion
+        self.motion, self._plain = team.motion, team.motion.is_plain
         self.rates, self.low_rank, self.prediction = rates, low_rank, prediction
         self.zeroed = 0  # steps whose gradient was not finite
         self._factor: Tensor | None = None  # what the last step was multiplied by
@@ -58,7 +60,7 @@ class Preconditioning:
         scale = self._collect(step)
         # Of a step that is no multiple of the gradient, or follows a mean of many, the gradient
         # itself must be of the mean loss.
-        before, scale = (1.0, scale) if self.motion.is_plain else (scale, 1.0)
+        before, scale = (1.0, scale) if self._plain else (scale, 1.0)
         dots = torch.zeros(len(self.team.blocks), dtype=self.team.dtype, device=self.team.device)
         outers = self._outers(step.loss_scale) if self.low_rank.found else {}
         complete = self._precondition(step, before, outers, dots)
@@ -161,10 +163,14 @@ class Preconditioning:
     ) -> bool:
         """Returns whether every block that is ready had its gradients."""
         complete = True
+        functions: dict[Damping, Function | None] = {}
         dampings = step.values.dampings([stack.blocks[0] for stack in self.stacks])
         found = [self.gradients.of(stack.parameters) for stack in self.stacks]
         for stack, gradients, damping in zip(self.stacks, found, dampings, strict=True):
-            how = How(damping, step.values.momentum, scale)
+            if damping not in functions:
+                function = self.motion.geometry.function(damping) if self._plain else None
+                functions[damping] = function
+            how = How(damping, step.values.momentum, scale, functions[damping])
             if outers and any(block in outers for block in stack.blocks):
                 stack.precondition_apart(gradients, outers, how, self.rates, dots)
                 complete = False

@@ -23,7 +23,8 @@ from natgrad.damping import Damping
 from natgrad.geometry import Geometry
 from natgrad.geometry.base import Shape
 from natgrad.inverses import Decomposed
-from natgrad.lengths import Length
+from natgrad.lengths import Length, Rms
+from natgrad.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,14 @@ class Motion:
         """The shapes of what is kept for a block between steps, by name."""
         momentum = {"momentum": shape, "weight": ()} if self.has_momentum else {}
         return {**momentum, **self.geometry.kept(shape)}
+
+
+def motion_of(geometry: Geometry, length: Length | None, momentum: float | Schedule) -> Motion:
+    """As the user has said it. A step that is not linear in the gradient has no length of its own,
+    and gets one."""
+    if length is None and not geometry.is_linear:
+        length = Rms()
+    return Motion(geometry, length, has_momentum=callable(momentum) or momentum > 0)
 
 
 class Mover:

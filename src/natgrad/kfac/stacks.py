@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import is_sharded
 from natgrad.damping import Damping
-from natgrad.inverses import Decomposed
+from natgrad.inverses import Decomposed, Function
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.low_rank import OuterProduct
 from natgrad.kfac.motion import Motion, Mover
@@ -32,11 +32,13 @@ View = Callable[[Tensor], Tensor]
 
 class How(NamedTuple):
     """What a step does with the gradients of a stack: multiplies them by ``scale`` first, so that
-    those of all steps are of the same loss, and then damps and follows the momentum."""
+    those of all steps are of the same loss, and then damps and follows the momentum; or applies a
+    ``function`` of the block and nothing else."""
 
     damping: Damping
     momentum: float = 0.0
     scale: float = 1.0
+    function: Function | None = None
 
 
 class Slot:
@@ -116,7 +118,11 @@ class Stack:
         torch._foreach_copy_(self.raw_views, mine)  # type: ignore[arg-type]
         if how.scale != 1.0:
             self.raw *= how.scale
-        self.mover(self.decomposed, self.raw, how.damping, how.momentum, self.out)
+        if how.function is not None:
+            raw, out = self.raw.flatten(0, 1), self.out.flatten(0, 1)
+            self.decomposed.apply(how.function, raw, out)
+        else:
+            self.mover(self.decomposed, self.raw, how.damping, how.momentum, self.out)
         torch._foreach_copy_(mine, self.out_views)  # type: ignore[arg-type]
         # Of one dtype and device for all blocks, which a stack's own may differ from.
         dots[self.order.to(dots.device)] = self._dots(rates).to(dots)

@@ -141,7 +141,6 @@ NAMED: dict[str, NamedOptimizer] = {
         "natgrad.NaturalMuon(model) as it stands",
         _natural_muon,
         1e-2,
-        momentum=0.95,
     ),
     "shampoo": NamedOptimizer(
         "Shampoo",
