@@ -239,7 +239,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
                 "step() was called after detach(), which takes K-FAC off the model for good: leave "
                 "the call out, or make a new KFAC."
             )
-        loss_scale = unscale(self.scaler, self.optimizer)
+        loss_scale = unscale(self.scaler, self.rates.optimizer)
         return Step(
             index=self.steps,
             values=self.settings.at(self.steps),

@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards
 from natgrad.capture.blocks import Block
-from natgrad.capture.module_hooks import Hooks, in_backward
+from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.sample_axes import SampleAxes
 from natgrad.errors import CaptureError
@@ -91,9 +91,8 @@ class Capture:
     def count_samples(self, wanted: bool) -> None:
         """Two hooks on the model itself."""
         if wanted and not self._root_hooks.handles:
-            add, root = self._root_hooks.add, self.root
-            add(root.register_forward_pre_hook, self._begin, with_kwargs=True)
-            add(root.register_forward_hook, self._end)
+            before = (self.root.register_forward_pre_hook, self._begin, {"with_kwargs": True})
+            self._root_hooks.add([before, (self.root.register_forward_hook, self._end, {})])
         elif not wanted:
             self._root_hooks.remove()
 
@@ -104,17 +103,20 @@ class Capture:
         watched: dict[nn.Module, list[Use]] = {}
         for use in self.uses:
             watched.setdefault(use[1].module, []).append(use)
-        add = self._layer_hooks.add
+        wanted: list[Registration] = []
         for module, uses in watched.items():
             if isinstance(uses[0][1], Projection):
                 watch = _ProjectionHooks(self, uses)
-                add(module.register_forward_pre_hook, watch.enter, with_kwargs=True)
-                # Also after an exception, or the mode would stay on for the rest of the program.
-                add(module.register_forward_hook, watch.leave, always_call=True)
+                wanted += [
+                    (module.register_forward_pre_hook, watch.enter, {"with_kwargs": True}),
+                    # Also after an exception, or the mode would stay on for good.
+                    (module.register_forward_hook, watch.leave, {"always_call": True}),
+                ]
                 continue
             for use in uses:
-                hook = _ForwardHook(self, use)
-                add(module.register_forward_hook, hook, prepend=True, with_kwargs=True)
+                how = {"prepend": True, "with_kwargs": True}
+                wanted.append((module.register_forward_hook, _ForwardHook(self, use), how))
+        self._layer_hooks.add(wanted)
 
     def disarm(self) -> None:
         self._layer_hooks.remove()
@@ -143,7 +145,7 @@ class Capture:
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
-        return sum(this.count() for this in self.passes) or None
+        return sum(p.rows if p.samples is None else p.samples for p in self.passes) or None
 
     def finish(self, *, counted: bool) -> list[str]:
         """No further gradient will come: take those of graphs that were retained, and refuse what

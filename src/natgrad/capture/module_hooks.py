@@ -6,7 +6,7 @@ nothing. Where the preconditioner is copied as well, as in ``copy.deepcopy((mode
 kfac))``, the hooks in the copied model are those of the copied preconditioner.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -40,6 +40,10 @@ class Hook:
         return Hook, ()
 
 
+# A module's method, such as ``register_forward_hook``, what is done, and how it is registered.
+Registration = tuple[Callable[..., RemovableHandle], Callable[..., None], dict[str, bool]]
+
+
 class Hooks:
     """What one object has on the modules of a model. A copy of it works on the copied modules, so
     all that its hooks do must be methods and objects, not functions that hold what they need."""
@@ -48,12 +52,10 @@ class Hooks:
         self._hooks: list[Hook] = []
         self.handles: list[RemovableHandle] = []
 
-    def add(
-        self, register: Callable[..., RemovableHandle], does: Callable[..., None], **options: bool
-    ) -> None:
-        """``register``: a module's method, such as ``register_forward_hook``."""
-        self._hooks.append(Hook(does))
-        self.handles.append(register(self._hooks[-1], **options))
+    def add(self, wanted: Iterable[Registration]) -> None:
+        for register, does, options in wanted:
+            self._hooks.append(Hook(does))
+            self.handles.append(register(self._hooks[-1], **options))
 
     def remove(self) -> None:
         for handle in self.handles:

@@ -45,9 +45,6 @@ class Pass:
         pass."""
         return not self.returned and (not self.samples or rows % self.samples == 0)
 
-    def count(self) -> int:
-        return self.rows if self.samples is None else self.samples
-
     def settle(self) -> None:
         """All layers have been called: see if they bear out the number of samples."""
         if self.samples is None:

@@ -21,6 +21,7 @@ from natgrad.structures import Kronecker
 
 # Smaller layers are bound by overhead, not by products.
 _WIDE = 1 << 17
+_WITH_KWARGS = {"with_kwargs": True}
 
 
 class LowRankGradients:
@@ -30,9 +31,11 @@ class LowRankGradients:
         self._pairs: dict[Block, tuple[Tensor, Tensor] | None] = {}
         self._probes: dict[Block, Tensor] = {}
         self._hooks = Hooks()
-        for block in filter(_candidate, blocks if enabled else []):
-            register = block.layers[0].module.register_forward_hook
-            self._hooks.add(register, _KeepPair(self, block), with_kwargs=True)
+        self._hooks.add(
+            (block.layers[0].module.register_forward_hook, _KeepPair(self, block), _WITH_KWARGS)
+            for block in (blocks if enabled else [])
+            if _candidate(block)
+        )
 
     @property
     def found(self) -> bool:
