@@ -186,7 +186,7 @@ class Communicator(ABC):
         sizes = [send.numel() // self.size] * self.size
         dtype = SUMMED_AS[send.dtype]
         pending = self._exchange(send, sizes, sizes, failure)
-        return Then(pending, lambda got: got.view(self.size, -1).sum(0, dtype=dtype))
+        return Then(pending, lambda got: got.view(self.size, -1).sum(0, dtype=dtype), sends=False)
 
     @abstractmethod
     def _all_gather(self, send: Tensor, failure: str) -> Pending: ...

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from natgrad.inverses.functions import DampedPower, Function
 from natgrad.linalg.products import scaled, two_sided
+from natgrad.specs import AppliedRoom
 
 if TYPE_CHECKING:
     from natgrad.inverses.base import Inverse, Parts
@@ -127,6 +128,14 @@ class Decomposed(ABC):
     def tensors(self) -> Iterator[Tensor]:
         """What is kept beside the parts until they, or the damping, change."""
 
+    def room(self, numel: int) -> AppliedRoom:
+        """What ``apply`` takes in numbers, for the planner.
+
+        Arguments:
+            numel: of the weight.
+        """
+        return AppliedRoom(passing=2 * numel)
+
     def forget(self) -> None:
         """The parts have been overwritten: drop what was computed from them."""
         return
@@ -154,6 +163,9 @@ class FactorBlocks(Decomposed):
 
     def multiply(self, m: Tensor, damping: float) -> Tensor:
         return self._power(m, 1.0)
+
+    def room(self, numel: int) -> AppliedRoom:
+        return AppliedRoom(passing=numel)
 
     def _power(self, m: Tensor, exponent: float) -> Tensor:
         return self.factor.power(self._cut(m), exponent).reshape(m.shape)
@@ -198,6 +210,13 @@ class FactorProduct(Decomposed):
 
     def tensors(self) -> Iterator[Tensor]:
         return iter(())
+
+    def room(self, numel: int) -> AppliedRoom:
+        """Explicit inverses of both sides need one product between them."""
+        if not self._explicit:
+            return super().room(numel)
+        sides = [f for f in (self.g, self.a) if f is not None and not f.diagonal]
+        return AppliedRoom(scratch=numel if len(sides) == 2 else 0)
 
     def _power(self, m: Tensor, exponent: float) -> Tensor:
         m = m if self.g is None else self.g.power(m, exponent)

@@ -66,6 +66,10 @@ class Routes:
 
 
 ALL_DIRECT = Routes()
+
+# Buckets of sums that are under way at a time. More would fill a rank's memory with what it has
+# received and not added up; with fewer a link would wait for the rank.
+IN_FLIGHT = 4
 KINDS: dict[type[Op], str] = {
     Reduce: "factors",
     Share: "inverses",

@@ -3,7 +3,7 @@
 What prices it is a `Cluster`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from natgrad.checks import check_whole_fields
 from natgrad.placement.routes import Route
@@ -34,6 +34,9 @@ class World:
         gradient_sum_bytes: bytes of one number of a finished sum of gradients on the wire.
         total_bytes: bytes of one number of a gradient in an all-reduce.
         route: by which everything travels that can; ``None`` lets the planner choose.
+        kept_sum_bytes: bytes of one number of the statistics of a step in memory.
+        at_once: how many small factors a rank decomposes side by side, as CPUs do. Only memory
+            depends on it, so that plans that differ in it are equal.
     """
 
     size: int
@@ -52,6 +55,8 @@ class World:
     gradient_sum_bytes: int = 4
     total_bytes: int = 4
     route: Route | None = None
+    kept_sum_bytes: int = 4
+    at_once: int = field(default=1, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_whole_fields(
@@ -68,6 +73,8 @@ class World:
             "sum_bytes",
             "gradient_sum_bytes",
             "total_bytes",
+            "kept_sum_bytes",
+            "at_once",
         )
 
     @property

@@ -8,6 +8,10 @@ once, however unevenly the samples lie on the ranks.
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
 all ranks, and are waited for at the step (`summing`). One pass of a step does so, the last one.
+At most a few are under way at a time (`IN_FLIGHT`): what has come of one is added up before the
+next leaves, and sums that cannot leave stay where they are. During a backward pass nobody waits for
+that, as other ranks may be waiting for this one there.
+
 What arrives after its bucket has left is found in a small all-reduce at the step, and sent by all
 ranks once more; so is what a share lacks whose rank has seen more samples since. Only float16 waits
 for the step: it has no number above 65504 and few below 1e-5, so all ranks first agree on a unit
@@ -28,6 +32,7 @@ from natgrad.kfac.ranks.summing import InFlight, Summing, SumOp
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.step import Step
 from natgrad.placement.ops import FactorId, Reduce
+from natgrad.placement.routes import IN_FLIGHT
 from natgrad.structures import Sums
 
 
@@ -81,7 +86,7 @@ class Reducer:
         """A new step that updates these factors. Buckets in flight are waited for, as all ranks
         sent them."""
         for sent in self.in_flight:
-            sent.in_flight.pending.wait()
+            self._summing.settle(sent.in_flight)
         self.due = due
         self.in_flight, self._done, self._next, self._pass = [], set(), 0, None
 
@@ -89,7 +94,7 @@ class Reducer:
         """Nothing of this step counts. Other ranks may have sent more than this one, and wait."""
         if self.overlaps:
             for index in range(self._next, len(self.buckets)):
-                self._launch(index, scale)
+                self._launch(index, scale, last=True)
 
     def complete(self, block: Block, this: object, scale: float) -> None:
         """No more will come to the sums of a block in this pass: send what can be sent.
@@ -100,8 +105,18 @@ class Reducer:
             return
         self._done.add(block.name)
         while self._next < len(self.buckets) and self._of[self._next] <= self._done:
+            if not self._has_room():
+                return
             self._launch(self._next, scale)
             self._next += 1
+
+    def _has_room(self) -> bool:
+        """Whether a further bucket may leave, after what has come is added up."""
+        for sent in self.in_flight:
+            if not sent.in_flight.arrived:
+                break
+            self._summing.settle(sent.in_flight)
+        return sum(sent.in_flight.pending is not None for sent in self.in_flight) < IN_FLIGHT
 
     def finish(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
         """What this rank folds, of all ranks' sums since the last step."""
@@ -110,12 +125,12 @@ class Reducer:
             return self._finish_alone(samples, step.passes, scale)
         if not self.team.units:
             for index in range(self._next, len(self.buckets)):
-                self._launch(index, scale)
+                self._launch(index, scale, last=True)
         totals = self._totals(samples, step.passes, scale)
         self._unit = {factor: _unit(most) for factor, most in totals.largest.items()}
         if totals.late:  # nothing has left yet, or a pass came after its sums had
             for index in range(len(self.buckets)):
-                self._launch(index, scale)
+                self._launch(index, scale, last=True)
         if totals.rescaled:
             self._send_differences(scale)
         new_sums: dict[Block, NewSums] = {block: {} for block in blocks}
@@ -142,8 +157,9 @@ class Reducer:
         new_sums = {block: _means(block, own, samples, scale) for block, own in sums.items()}
         return StepTotals(samples, True, passes, counts, {}), new_sums
 
-    def _launch(self, index: int, scale: float) -> None:
-        """Send the sums of a bucket, zeros where there are none: other ranks wait for them."""
+    def _launch(self, index: int, scale: float, *, last: bool = False) -> None:
+        """Send the sums of a bucket, zeros where there are none: other ranks wait for them.
+        ``last``: no sample follows, so that these sums are not needed again."""
         ops = tuple(op for op in self.buckets[index] if self._is_due(op))
         if not ops:
             return
@@ -158,7 +174,15 @@ class Reducer:
             factor /= self._unit.get(op.factor, 1.0)
             return self._share(block, name, None if own is None else own.kept, factor)
 
-        self.in_flight.append(SentBucket(self._summing.start(ops, share), scale, counts))
+        if last:
+            self._wait_for_room()
+        sent = self._summing.start(ops, share, keep=not last)
+        self.in_flight.append(SentBucket(sent, scale, counts))
+
+    def _wait_for_room(self) -> None:
+        """At the step all ranks send all buckets, so that waiting for the first ones is safe."""
+        buckets = (sent.in_flight for sent in self.in_flight)
+        self._summing.settle_oldest(buckets, IN_FLIGHT - 1)
 
     def _send_differences(self, scale: float) -> None:
         """What shares of gradients lack that left before all samples had come: on this rank perhaps
@@ -168,9 +192,14 @@ class Reducer:
             lacking = (scale / sent.scale) ** 2 - 1.0
 
             def difference(op: SumOp, sent: SentBucket = sent, lacking: float = lacking) -> Tensor:
-                return sent.in_flight.shares[op] * lacking
+                share = sent.in_flight.shares.get(op)
+                if share is None:  # it left at the step, with all samples
+                    numbers = self.team.plan.numbers(op)
+                    return torch.zeros(numbers, dtype=self.team.wire_dtype, device=self.team.device)
+                return share * lacking
 
             if ops:
+                self._wait_for_room()
                 self.in_flight.append(SentBucket(self._summing.start(ops, difference), scale, {}))
 
     def _is_of_gradients(self, op: SumOp) -> bool:
@@ -239,17 +268,16 @@ class Reducer:
     def _arrivals(self) -> dict[FactorId, Tensor]:
         """The sums of all ranks that this one keeps, of all buckets."""
         found: dict[FactorId, Tensor] = {}
-        for sums in self._summing.finish(sent.in_flight for sent in self.in_flight):
-            for op, total in sums.items():
-                assert isinstance(op, Reduce)
-                block, name = self.team.blocks[op.factor[0]], op.factor[1]
-                total = total.to(self.team.sum_dtype)
-                if (unit := self._unit.get(op.factor, 1.0)) != 1.0:
-                    total = total * unit
-                if self.team.packed:
-                    total = block.forms[name].unpack(total)
-                found[op.factor] = found[op.factor] + total if op.factor in found else total
-        self.in_flight = []
+        buckets, self.in_flight = [sent.in_flight for sent in self.in_flight], []
+        for op, total in self._summing.finish(buckets):
+            assert isinstance(op, Reduce)
+            block, name = self.team.blocks[op.factor[0]], op.factor[1]
+            total = total.to(self.team.sum_dtype)
+            if (unit := self._unit.get(op.factor, 1.0)) != 1.0:
+                total = total * unit
+            if self.team.packed:
+                total = block.forms[name].unpack(total)
+            found[op.factor] = found[op.factor] + total if op.factor in found else total
         return found
 
 
