@@ -1,7 +1,7 @@
 """Bytes of the buckets that a rank holds at a time, by either route, in arrays by rank.
 
-    sums      at most `IN_FLIGHT` buckets are under way; what has come of one is added up before the
-              next leaves
+    sums      a few buckets are under way (`may_leave`); what has come of one is added up before
+              another leaves
     copies    one bucket after the other
 
 Even slices are taken to travel as with gloo: a reduce-scatter receives all shares of its slice, and
@@ -19,7 +19,7 @@ import numpy as np
 from natgrad.placement.flows import Collective, add, collectives_of, places
 from natgrad.placement.ops import Op, Reduce, ReduceGradient
 from natgrad.placement.rank_arrays import Numbers
-from natgrad.placement.routes import IN_FLIGHT, Route
+from natgrad.placement.routes import Route, may_leave
 from natgrad.placement.slices import Slices
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def summed(
     # Of a bucket in all, what becomes of it, what is gone as soon as it has come, and what is held.
     queue: deque[tuple[Numbers | int, ...]] = deque()
     held_again = none(plan)
+    sizes: deque[int] = deque()
 
     def settle() -> None:
         nonlocal done, flying, held_again
@@ -73,8 +74,11 @@ def summed(
         held_again = held_again + (held if again else 0)
 
     for bucket, call in zip(buckets, calls, strict=False):
-        if len(queue) == IN_FLIGHT:
+        one_copy = sum(map(plan.numbers, bucket)) * plan.number_bytes(bucket[0])
+        while not may_leave(one_copy, sizes):
             settle()
+            sizes.popleft()
+        sizes.append(one_copy)
         share = max(plan.numbers(op) for op in bucket) * plan.number_bytes(bucket[0])
         send: Numbers | int
         held: Numbers | int

@@ -1,7 +1,7 @@
 """What K-FAC takes of every rank's memory, by kind, at the busiest moment of each clock.
 
-    update     sums of the step, which become buckets; at most `IN_FLIGHT` buckets are under way,
-               each as large as what is sent and received; then what they add up to
+    update     sums of the step, which become buckets; a few of them are under way, each as large
+               as what is sent and received; then what they add up to
     refresh    the workspace of a decomposition, whose parts go to their place at once; then, bucket
                by bucket, what is sent and received of them
     apply      gradients that are gathered, buckets of them, and what a product leaves behind

@@ -24,7 +24,6 @@ from natgrad.kfac.ranks.copying import Copying
 from natgrad.kfac.ranks.summing import InFlight, Summing, SumOp
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import ApplyOp, Gather, Op, ReduceGradient, Return, TotalGradients
-from natgrad.placement.routes import IN_FLIGHT
 from natgrad.specs import Box, Piece
 
 
@@ -224,7 +223,7 @@ class Gradients:
 
         buckets: list[InFlight] = []
         for some in self.team.plan.cut(ops):
-            self._summing.settle_oldest(buckets, IN_FLIGHT - 1)
+            self._summing.make_room(some, buckets)
             buckets.append(self._summing.start(some, share))
         for op, total in self._summing.finish(buckets):
             assert isinstance(op, ReduceGradient)

@@ -8,7 +8,7 @@ once, however unevenly the samples lie on the ranks.
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
 all ranks, and are waited for at the step (`summing`). One pass of a step does so, the last one.
-At most a few are under way at a time (`IN_FLIGHT`): what has come of one is added up before the
+At most a few are under way at a time (`may_leave`): what has come of one is added up before the
 next leaves, and sums that cannot leave stay where they are. During a backward pass nobody waits for
 that, as other ranks may be waiting for this one there.
 
@@ -32,7 +32,6 @@ from natgrad.kfac.ranks.summing import InFlight, Summing, SumOp
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.step import Step
 from natgrad.placement.ops import FactorId, Reduce
-from natgrad.placement.routes import IN_FLIGHT
 from natgrad.structures import Sums
 
 
@@ -105,18 +104,17 @@ class Reducer:
             return
         self._done.add(block.name)
         while self._next < len(self.buckets) and self._of[self._next] <= self._done:
-            if not self._has_room():
+            if not self._summing.has_room(self._due_of(self._next), self._under_way):
                 return
             self._launch(self._next, scale)
             self._next += 1
 
-    def _has_room(self) -> bool:
-        """Whether a further bucket may leave, after what has come is added up."""
-        for sent in self.in_flight:
-            if not sent.in_flight.arrived:
-                break
-            self._summing.settle(sent.in_flight)
-        return sum(sent.in_flight.pending is not None for sent in self.in_flight) < IN_FLIGHT
+    @property
+    def _under_way(self) -> list[InFlight]:
+        return [sent.in_flight for sent in self.in_flight]
+
+    def _due_of(self, index: int) -> tuple[Reduce, ...]:
+        return tuple(op for op in self.buckets[index] if self._is_due(op))
 
     def finish(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
         """What this rank folds, of all ranks' sums since the last step."""
@@ -160,7 +158,7 @@ class Reducer:
     def _launch(self, index: int, scale: float, *, last: bool = False) -> None:
         """Send the sums of a bucket, zeros where there are none: other ranks wait for them.
         ``last``: no sample follows, so that these sums are not needed again."""
-        ops = tuple(op for op in self.buckets[index] if self._is_due(op))
+        ops = self._due_of(index)
         if not ops:
             return
         counts: dict[FactorId, int] = {}
@@ -174,15 +172,10 @@ class Reducer:
             factor /= self._unit.get(op.factor, 1.0)
             return self._share(block, name, None if own is None else own.kept, factor)
 
-        if last:
-            self._wait_for_room()
+        if last:  # then all ranks send all buckets, so that waiting for the first ones is safe
+            self._summing.make_room(ops, self._under_way)
         sent = self._summing.start(ops, share, keep=not last)
         self.in_flight.append(SentBucket(sent, scale, counts))
-
-    def _wait_for_room(self) -> None:
-        """At the step all ranks send all buckets, so that waiting for the first ones is safe."""
-        buckets = (sent.in_flight for sent in self.in_flight)
-        self._summing.settle_oldest(buckets, IN_FLIGHT - 1)
 
     def _send_differences(self, scale: float) -> None:
         """What shares of gradients lack that left before all samples had come: on this rank perhaps
@@ -199,7 +192,7 @@ class Reducer:
                 return share * lacking
 
             if ops:
-                self._wait_for_room()
+                self._summing.make_room(ops, self._under_way)
                 self.in_flight.append(SentBucket(self._summing.start(ops, difference), scale, {}))
 
     def _is_of_gradients(self, op: SumOp) -> bool:
@@ -268,7 +261,7 @@ class Reducer:
     def _arrivals(self) -> dict[FactorId, Tensor]:
         """The sums of all ranks that this one keeps, of all buckets."""
         found: dict[FactorId, Tensor] = {}
-        buckets, self.in_flight = [sent.in_flight for sent in self.in_flight], []
+        buckets, self.in_flight = self._under_way, []
         for op, total in self._summing.finish(buckets):
             assert isinstance(op, Reduce)
             block, name = self.team.blocks[op.factor[0]], op.factor[1]

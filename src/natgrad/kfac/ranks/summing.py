@@ -22,7 +22,7 @@ from natgrad.comm.transfers import Pending, has_arrived
 from natgrad.kfac.ranks.shipments import Parcels, Shipment, exchange
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import Reduce, ReduceGradient
-from natgrad.placement.routes import Route
+from natgrad.placement.routes import Route, may_leave
 from natgrad.placement.slices import Overlap, Slices
 
 SumOp = Reduce | ReduceGradient
@@ -38,6 +38,7 @@ class InFlight:
     """
 
     ops: tuple[SumOp, ...]
+    size: int  # bytes of one copy
     shares: dict[SumOp, Tensor]
     own: dict[SumOp, Tensor]  # this rank's shares of what it keeps, to be added up
     pending: Pending | Parcels | None
@@ -104,12 +105,23 @@ class Summing:
             bucket.sums = self._add_up(bucket)
         bucket.pending, bucket.own = None, {}
 
-    def settle_oldest(self, buckets: Iterable[InFlight], most: int) -> None:
-        """Wait until at most so many of some buckets are under way. All ranks must have sent what
-        is waited for, or be about to, whatever this rank does."""
+    def has_room(self, ops: Sequence[SumOp], buckets: Iterable[InFlight]) -> bool:
+        """Whether a bucket may leave while those of ``buckets`` are under way that have not come;
+        those that have are settled, in their order."""
         under_way = [bucket for bucket in buckets if bucket.pending is not None]
-        for bucket in under_way[: max(0, len(under_way) - most)]:
-            self.settle(bucket)
+        while under_way and under_way[0].arrived:
+            self.settle(under_way.pop(0))
+        return may_leave(self._size(ops), [bucket.size for bucket in under_way])
+
+    def make_room(self, ops: Sequence[SumOp], buckets: Iterable[InFlight]) -> None:
+        """Wait until a bucket may leave. All ranks must have sent what is waited for, or be about
+        to, whatever this rank does."""
+        under_way = [bucket for bucket in buckets if bucket.pending is not None]
+        while not may_leave(self._size(ops), [bucket.size for bucket in under_way]):
+            self.settle(under_way.pop(0))
+
+    def _size(self, ops: Sequence[SumOp]) -> int:
+        return sum(map(self.team.plan.numbers, ops)) * self.dtype.itemsize
 
     def finish(self, buckets: list[InFlight]) -> Iterator[tuple[SumOp, Tensor]]:
         """The sums that this rank keeps, bucket by bucket. ``buckets`` are used up, so that no sum
@@ -156,7 +168,7 @@ class Summing:
                 del share
 
         parcels = shipment.send(fill, self.dtype, self.purpose)
-        return InFlight(ops, shares, own, parcels)
+        return InFlight(ops, self._size(ops), shares, own, parcels)
 
     def _add_up(self, bucket: InFlight) -> dict[SumOp, Tensor]:
         assert isinstance(bucket.pending, Parcels)
@@ -183,7 +195,8 @@ class Summing:
             view.copy_(payload(op))
         buffer[slices.starts[-1] :] = 0
         pending = self.team.comm.reduce_scatter(buffer, self.purpose)
-        return InFlight(ops, dict(zip(ops, views, strict=True)) if keep else {}, {}, pending)
+        shares = dict(zip(ops, views, strict=True)) if keep else {}
+        return InFlight(ops, self._size(ops), shares, {}, pending)
 
     def _slices(self, ops: Sequence[SumOp]) -> Slices:
         return Slices([self.team.plan.numbers(op) for op in ops], self.team.size)
