@@ -184,7 +184,7 @@ class TestEveryPlacement:
 
 
 def test_after_a_backward_pass_activations_are_gone():
-    workload = Workload(9, 1, 1, 1, 1, parameter_bytes=1, activations=1.0)
+    workload = Workload(9, 1, 1, 1, 1, parameter_bytes=1)
     model = modelled(MemOpt()([linear("one", 3, 3, 1, bias=False)], World(1)), workload)
     memory = rank_memory(model)
     assert memory.activations == 1
