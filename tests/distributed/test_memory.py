@@ -116,7 +116,7 @@ def measure(choices):
             {
                 clock: before[step]
                 + max(marked[f"{span} {index} {step}"][1] for span in spans_of(clock, layout))
-                - marked[f"backward {index} {step}"][0]
+                - marked[f"{'backward' if clock == 'update' else 'step'} {index} {step}"][0]
                 for step, clock in enumerate(CLOCKS, start=3)
             },
             planned,
