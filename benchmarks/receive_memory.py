@@ -23,7 +23,7 @@ from natgrad.comm.transfers import Pending, Transfer
 from natgrad.placement import Route
 from natgrad.tables import bytes_text
 
-WIDTHS = (192,) * 13  # twelve layers
+WIDTHS = [192] * 13  # twelve layers
 BUCKET = 300_000  # bytes, of two layers
 
 
@@ -59,11 +59,11 @@ class Counted:
     update: int
 
 
-def count(route: Route) -> Counted:
+def count(route: Route, widths: list[int]) -> Counted:
     """One update on one of the ranks of the default group."""
     torch.manual_seed(0)
     group = Counting()
-    model = linears(WIDTHS)
+    model = linears(widths)
     kfac = natgrad.KFAC(
         model,
         kl_clip=None,
@@ -71,7 +71,7 @@ def count(route: Route) -> Counted:
             natgrad.MemOpt(), group=group, route=route, bucket_bytes=BUCKET
         ),
     )
-    model(torch.randn(4, WIDTHS[0])).square().mean().backward()
+    model(torch.randn(4, widths[0])).square().mean().backward()
     kfac.step()
     plan = kfac.plan
     owned = sum(
@@ -85,11 +85,12 @@ def count(route: Route) -> Counted:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     args = parser.parse_args()
     rows = []
     for ranks in args.ranks:
         for route in Route:
-            found = launch.run(count, route, ranks=ranks)
+            found = launch.run(count, route, args.widths, ranks=ranks)
             most = max(found, key=lambda one: one.held)
             sizes = (most.held, most.copy, most.owned, max(one.update for one in found))
             rows.append((str(ranks), route.value, *map(bytes_text, sizes)))

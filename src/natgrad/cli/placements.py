@@ -149,13 +149,13 @@ class PlacementComparison:
         return self.memory_limit is None or plan.most_memory <= self.memory_limit
 
     def way_out(self) -> str:
-        """What fits where a placement does not."""
-        fitting = [(name, plan) for name, plan, _ in self.named() if self.fits(plan)]
-        if not fitting:
-            least = min((plan for _, plan, _ in self.named()), key=lambda plan: plan.most_memory)
-            return f"use more ranks: the least is {bytes_text(least.most_memory)}"
-        name, plan = min(fitting, key=lambda one: one[1].most_memory)
-        return f"pass --placement auto: {name} takes {bytes_text(plan.most_memory)}"
+        """What fits where a placement does not, of those that give the same result."""
+        same = [(name, plan) for name, plan, _ in self.named() if name != "Local()"]
+        name, plan = min(same, key=lambda one: one[1].most_memory)
+        least = bytes_text(plan.most_memory)
+        if self.fits(plan):
+            return f"pass --placement auto: {name} takes {least}"
+        return f"use more ranks: the least is {least}"
 
     def table(self, title: str, chosen: Plan | None = None) -> Table:
         world = self.world

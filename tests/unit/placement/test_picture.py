@@ -93,7 +93,7 @@ class TestDraw:
         plan = CommOpt()(resnet50(4), World(4))
         _, memory = plan.draw().axes
         ends = [bar.get_x() + bar.get_width() for bar in memory.patches[-4:]]
-        assert ends == pytest.approx([plan.memory(r).total / 2**20 for r in range(4)])
+        assert ends == pytest.approx([plan.memory(r).total / 2**30 for r in range(4)])
 
     def test_long_names_keep_their_end(self):
         name = "encoder." * 10 + "weight"
