@@ -6,7 +6,7 @@ asking whether a rank is in one takes no time.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from math import prod
@@ -84,6 +84,41 @@ class Routine(StrEnum):
         """
         return (25.0 if self is Routine.EIGEN else 2.0) * dim**3
 
+    def workspace(self, dim: int, batch: int = 1) -> int:
+        """Numbers that are allocated at its busiest moment: the matrices, what becomes of them, and
+        what LAPACK works in, one matrix after the other.
+
+        Arguments:
+            dim: rows of each matrix.
+            batch: how many there are.
+        """
+        square, all_squares = dim * dim, batch * dim * dim
+        match self:
+            case (
+                Routine.EIGEN
+            ):  # of all but the last one the vectors are there; then all are copied
+                last = 2 * all_squares + batch * dim + 2 * square + 11 * dim
+                return max(last, 3 * all_squares + 2 * batch * dim)
+            case Routine.CHOLESKY if dim <= _BATCHED:
+                return 3 * all_squares
+            case Routine.CHOLESKY:
+                return all_squares + _schur(dim)
+            case _:
+                return 3 * all_squares
+
+
+# As `natgrad.inverses.cholesky` and `natgrad.linalg.spd_inverse` have them.
+_BATCHED, _LEAF = 32, 192
+
+
+def _schur(dim: int) -> int:
+    """Numbers beside a matrix that is inverted in place by Schur complements of half the size."""
+    if dim <= _LEAF:
+        return 2 * dim * dim
+    half = (dim // 2 + 15) // 16 * 16
+    beside = half * (dim - half)
+    return max(_schur(half), beside + _schur(dim - half), 2 * beside)
+
 
 class FactorCost(NamedTuple):
     """What an inverse costs for one factor.
@@ -111,6 +146,9 @@ class FactorSpec:
         parts: numbers of its decomposition.
         sent: numbers of it that travel; ``None`` is ``numel``.
         cost: as its inverse says (`Inverse.cost`); ``None`` is that of an eigendecomposition.
+        workspace: numbers that are allocated at the busiest moment of its decomposition, as its
+            inverse says (`Inverse.workspace`), the parts among them; ``None`` are those of an
+            eigendecomposition.
     """
 
     dim: int
@@ -120,6 +158,13 @@ class FactorSpec:
     parts: int = 0
     sent: int | None = None
     cost: FactorCost | None = None
+    workspace: int | None = None
+
+    @property
+    def room(self) -> int:
+        if self.workspace is not None:
+            return self.workspace
+        return self.numel if self.diagonal else Routine.EIGEN.workspace(self.dim, self.batch)
 
     @property
     def work(self) -> FactorCost:
@@ -214,6 +259,20 @@ class Piece:
                 )
 
 
+class AppliedRoom(NamedTuple):
+    """Numbers that a decomposed block takes when it is applied, beside gradient and result.
+
+    Arguments:
+        prepared: kept until the parts or the damping change.
+        scratch: of buffers that the products of all blocks share.
+        passing: gone when the product is there, of a block whose ``prepared`` are made anew.
+    """
+
+    prepared: int = 0
+    scratch: int = 0
+    passing: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
     """The curvature block of one weight, and how its gradient lies on the ranks.
@@ -232,6 +291,7 @@ class BlockSpec:
         together: whether all its factors are decomposed on the same ranks, as they must be where
             some are merged.
         in_basis: names of those that are statistics in the eigenbasis of the decomposed ones.
+        applied: numbers that preconditioning takes beside its gradient.
     """
 
     name: str
@@ -242,6 +302,7 @@ class BlockSpec:
     pieces: tuple[Piece, ...]
     together: bool = False
     in_basis: tuple[str, ...] = ()
+    applied: AppliedRoom = field(default=AppliedRoom())
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.factors]

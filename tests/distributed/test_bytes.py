@@ -141,7 +141,7 @@ def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
             for step, clocks in ((ALL, ("update", "refresh", "apply")), (STALE, ("apply",))):
                 expected = exact(planned(one["planned"], *clocks), ranks)
                 assert exact(one["sent"][step], ranks) == expected, (key, rank, step)
-            assert one["kept"] == astuple(one["plan"].memory(rank)), (key, rank)
+            assert one["kept"] == astuple(one["plan"].memory(rank))[:2], (key, rank)
 
 
 @pytest.mark.parametrize(("layout", "name"), [("ddp", "lm"), ("plain", "cnn"), ("fsdp", "mlp")])
@@ -192,7 +192,7 @@ def test_a_rank_by_itself_sends_nothing(world, layout):
     for one in found:
         assert one["calls"] == [{}, {}, {}]
         assert exact(planned(one["planned"], "update", "refresh", "apply"), 1) == {}
-        assert one["kept"] == astuple(one["plan"].memory(0))
+        assert one["kept"] == astuple(one["plan"].memory(0))[:2]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

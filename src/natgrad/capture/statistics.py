@@ -85,7 +85,8 @@ class Statistics:
             self.on_complete(block, this)
 
     def flush(self, this: Pass) -> None:
-        """Add what still waits for calls that no gradient came back to."""
+        """The pass is over: add what still waits for calls that no gradient came back to."""
+        self._shared = None  # no layer with the same input follows
         for (block, role, draw), pieces in this.pending.items():
             self._absorb(block, role, pieces, draw)
         this.pending.clear()

@@ -148,6 +148,15 @@ class PlacementComparison:
     def fits(self, plan: Plan) -> bool:
         return self.memory_limit is None or plan.most_memory <= self.memory_limit
 
+    def way_out(self) -> str:
+        """What fits where a placement does not, of those that give the same result."""
+        same = [(name, plan) for name, plan, _ in self.named() if name != "Local()"]
+        name, plan = min(same, key=lambda one: one[1].most_memory)
+        least = bytes_text(plan.most_memory)
+        if self.fits(plan):
+            return f"pass --placement auto: {name} takes {least}"
+        return f"use more ranks: the least is {least}"
+
     def table(self, title: str, chosen: Plan | None = None) -> Table:
         world = self.world
         rows = []

@@ -9,7 +9,7 @@ from natgrad import KFAC, Distributed
 from natgrad.cli import calibration, options, plan_files
 from natgrad.cli.placements import PlacementComparison, Trained, spread
 from natgrad.cli.rank_sweep import RankSweep
-from natgrad.cli.step_tables import recommendation, stage_table
+from natgrad.cli.step_tables import memory_table, recommendation, stage_table
 from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.models.planned import PLANNED, configured
@@ -35,7 +35,7 @@ def plan(
     fraction: options.FractionOption = None,
     memory_limit: Annotated[
         str | None,
-        typer.Option(metavar="BYTES", help="Most that K-FAC may keep on a rank, such as 2GiB."),
+        typer.Option(metavar="BYTES", help="Most that K-FAC may take on a rank, such as 2GiB."),
     ] = None,
     cluster: Annotated[
         str,
@@ -153,12 +153,14 @@ def plan(
         typer.echo(f"\n{recommendation(compared)}")
         if not short:
             typer.echo(f"\n{stage_table(trained)}")
+            typer.echo(f"\n{memory_table(trained)}")
     if not short:
         typer.echo(f"\n{chosen}")
     if limit is not None and not compared.fits(chosen):
         raise SettingError(
-            f"{chosen.strategy} keeps {bytes_text(chosen.most_memory)} on a rank but "
-            f"--memory-limit is {bytes_text(limit)}: raise it, or pass --placement auto."
+            f"{chosen.strategy} takes {bytes_text(chosen.most_memory)} on a rank, "
+            f"{bytes_text(chosen.most_memory - limit)} more than --memory-limit "
+            f"{bytes_text(limit)}: raise it, or {compared.way_out()}."
         )
     if draw is not None:
         plan_files.save("The plan", "--draw", draw, chosen.draw)

@@ -160,5 +160,5 @@ def _placement(one: Trained) -> dict[str, Any]:
             for step in steps
         },
         "sent_a_step": one.model.plan.average_sent(),
-        "memory": asdict(one.memory) | {"total": one.memory.total},
+        "memory": one.memory.kinds() | {"total": one.memory.total},
     }

@@ -40,19 +40,59 @@ def stage_table(trained: Trained) -> Table:
     return Table("Stages of a training step", columns, tuple(rows), footer)
 
 
+KINDS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "buffers": "buckets of DDP, units of FSDP",
+    "factors": "running averages of factors",
+    "inverses": "decompositions",
+    "prepared": "prepared of them for the damping",
+    "stacks": "stacks of gradients, their products",
+    "activations": "backward: activations",
+    "sums": "backward, update: statistics",
+    "update": "update: buckets sent and received",
+    "workspace": "refresh: workspace of a decomposition",
+    "refresh": "refresh: buckets sent and received",
+    "apply": "every step: gradients on their way",
+}
+
+
+def memory_table(trained: Trained) -> Table:
+    """Bytes of the rank on which K-FAC takes most, by kind."""
+    sizes = trained.memory.kinds()
+    rows = tuple((text, bytes_text(sizes[name])) for name, text in KINDS.items() if sizes[name])
+    columns = (Column("kind"), Column("bytes", "right"))
+    most = bytes_text(trained.memory.total)
+    footer = (
+        f"of {trained.name}, on the rank where K-FAC takes most; {most} at the busiest moment, as "
+        "what a backward pass, an update, a refresh and a step take is gone before the next"
+    )
+    return Table("Memory of a rank", columns, rows, footer)
+
+
+def _smaller(least: Trained) -> str:
+    """A batch that fits, if there is one."""
+    try:
+        return f"--batch {largest_batch(least.model)}"
+    except SettingError:
+        return "a smaller --batch" if least.model.workload.batch > 1 else "a smaller --sample"
+
+
 def recommendation(compared: PlacementComparison) -> str:
     """One sentence: which placement, at what price, and how much room is left."""
     best, room = compared.recommended(), compared.cluster.capacity
     if best is None:
         exact = (one for one in compared.trained if one.name != "Local()")
         least = min(exact, key=lambda one: one.memory.total)
-        of_rank = "" if room is None else f" of {bytes_text(room)}"
-        world, workload = compared.world, least.model.workload
-        ways = ["more ranks" if world.sharded else "--layout fsdp"]
-        ways.append("a smaller --batch" if workload.batch > 1 else "a smaller --sample")
+        of_rank = ""
+        if room is not None and least.memory.total > room:
+            over = bytes_text(least.memory.total - room)
+            of_rank = f", {over} more than the {bytes_text(room)} it has"
+        ways = ["more ranks" if compared.world.sharded else "--layout fsdp", _smaller(least)]
         return (
-            f"Nothing fits: the least is {bytes_text(least.memory.total)}{of_rank} on a rank, by "
-            f"{least.name}, so use {' or '.join(ways)}."
+            f"Nothing fits: the least is {bytes_text(least.memory.total)} on a rank, by "
+            f"{least.name}{of_rank}, so use {' or '.join(ways)}."
         )
     plain = best.model.step(Kind.WITHOUT).seconds
     said = (

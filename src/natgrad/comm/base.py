@@ -184,7 +184,7 @@ class Communicator(ABC):
         sizes = [send.numel() // self.size] * self.size
         dtype = SUMMED_AS[send.dtype]
         pending = self._exchange(send, sizes, sizes, failure)
-        return Then(pending, lambda got: got.view(self.size, -1).sum(0, dtype=dtype))
+        return Then(pending, lambda got: got.view(self.size, -1).sum(0, dtype=dtype), sends=False)
 
     def _reduce_packed(self, slices: Tensor, wire: Wire, failure: str) -> Pending:
         """The same of ``slices [k W, n]``, of which each rank gets the sums of ``k``, flat."""

@@ -154,6 +154,7 @@ class GroupTransfer(Transfer):
 
     def _finish(self) -> None:
         self._work.wait()
+        self._work = None  # it holds what was sent
 
     def when_arrived(self, call: Callable[[], None]) -> None:
         """Call it once, in the backend's thread, when the buffers are free.

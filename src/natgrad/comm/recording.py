@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from natgrad.comm.base import Communicator
-from natgrad.comm.transfers import Pending, Traffic
+from natgrad.comm.transfers import Pending, Traffic, has_arrived
 from natgrad.comm.wire import Wire
 
 
@@ -149,6 +149,9 @@ class TimedPending:
         self._pending, self._times = pending, message
         if isinstance(pending, AnnouncesArrival):
             pending.when_arrived(message.arrive)
+
+    def arrived(self) -> bool:
+        return has_arrived(self._pending)
 
     def wait(self) -> Tensor:
         begin = perf_counter_ns()

@@ -7,7 +7,7 @@ overlaps with computation. Its buffers belong to the backend until then.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,6 +65,24 @@ class Pending(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsArrival(Protocol):
+    """A message that can be asked whether it has arrived."""
+
+    def arrived(self) -> bool:
+        """Whether ``wait`` would return at once; does not wait and does not raise."""
+        ...
+
+
+def has_arrived(message: object) -> bool:
+    """Whether a message has arrived, as far as it tells.
+
+    Arguments:
+        message: any `Pending`; one that does not tell counts as under way.
+    """
+    return isinstance(message, TellsArrival) and message.arrived()
+
+
 class Arrived:
     """A message that did not have to be sent.
 
@@ -77,6 +95,9 @@ class Arrived:
 
     def wait(self) -> Tensor:
         return self._received
+
+    def arrived(self) -> bool:
+        return True
 
 
 # A backend may still read and write the buffers of a transfer that nobody waits for, so they are
@@ -114,6 +135,9 @@ class Transfer(ABC):
     @abstractmethod
     def _finish(self) -> None:
         """Wait for the backend, or raise what it raises."""
+
+    def arrived(self) -> bool:
+        return self._waited or self._arrived()
 
     def wait(self) -> Tensor:
         if not self._waited:
@@ -159,13 +183,22 @@ class Then:
         first: the message.
         follow: from what it brought to the result; may send a second message and wait for it, in
             which case all ranks must wait in the same order.
+        sends: whether it does so: then nobody knows how long a wait would take.
     """
 
-    def __init__(self, first: Pending, follow: Callable[[Tensor], Tensor]) -> None:
-        self._first, self._follow = first, follow
+    def __init__(
+        self, first: Pending, follow: Callable[[Tensor], Tensor], *, sends: bool = True
+    ) -> None:
+        self._first: Pending | None = first
+        self._follow, self._sends = follow, sends
         self._result: Tensor | None = None
 
+    def arrived(self) -> bool:
+        return self._first is None or (not self._sends and has_arrived(self._first))
+
     def wait(self) -> Tensor:
-        if self._result is None:
+        if self._first is not None:
             self._result = self._follow(self._first.wait())
+            self._first = None  # what it brought may be many times as large
+        assert self._result is not None
         return self._result

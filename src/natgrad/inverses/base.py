@@ -134,6 +134,17 @@ class Inverse(ABC):
         by = Routine.CHOLESKY
         return FactorCost(spec.batch * by.operations(spec.dim), 2.0 * spec.dim, by)
 
+    def workspace(self, spec: FactorSpec) -> int:
+        """Numbers that are allocated at the busiest moment of decomposing a factor, the matrix and
+        its parts among them, for the planner; here those of the routine that ``cost`` names.
+
+        Arguments:
+            spec: the sizes of the factor.
+        """
+        if spec.diagonal:
+            return 4 * spec.batch * spec.dim
+        return self.cost(spec).by.workspace(spec.dim, spec.batch)
+
     # Diagonal factors, such as those of embeddings, are damped and inverted entry by entry.
 
     def decompose_diagonal(self, values: Tensor, damping: Tensor) -> Parts:

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from natgrad.damping import Damping
-from natgrad.inverses.functions import DampedPower, Function, damped
+from natgrad.inverses.functions import DampedPower, Function
 from natgrad.linalg.products import scaled, two_sided
+from natgrad.specs import AppliedRoom
 
 if TYPE_CHECKING:
     from natgrad.inverses.base import Inverse, Parts
@@ -168,29 +169,17 @@ class Decomposed(ABC):
     def tensors(self) -> Iterator[Tensor]:
         """What is kept beside the parts until they, or the damping, change."""
 
+    def room(self, numel: int) -> AppliedRoom:
+        """What ``apply`` takes in numbers, for the planner.
+
+        Arguments:
+            numel: of the weight.
+        """
+        return AppliedRoom(passing=2 * numel)
+
     def forget(self) -> None:
         """The parts have been overwritten: drop what was computed from them."""
         return
-
-
-class IdentityBlock(Decomposed):
-    """Where no curvature is kept: ``F = I``."""
-
-    def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
-        scale = function(m.new_ones(len(m), 1, 1))
-        return torch.mul(m, scale, out=out)
-
-    def multiply(self, m: Tensor, damping: Damping) -> Tensor:
-        return m * damped(m.new_ones(len(m), 1, 1), damping)
-
-    def rotate(self, m: Tensor) -> Tensor:
-        return m.clone()
-
-    def rotate_back(self, m: Tensor) -> Tensor:
-        return m
-
-    def tensors(self) -> Iterator[Tensor]:
-        return iter(())
 
 
 class FactorBlocks(Decomposed):
@@ -215,6 +204,9 @@ class FactorBlocks(Decomposed):
 
     def multiply(self, m: Tensor, damping: Damping) -> Tensor:
         return self._power(m, 1.0)
+
+    def room(self, numel: int) -> AppliedRoom:
+        return AppliedRoom(passing=numel)
 
     def _power(self, m: Tensor, exponent: float) -> Tensor:
         return self.factor.power(self._cut(m), exponent).reshape(m.shape)
@@ -277,6 +269,13 @@ class FactorProduct(Decomposed):
 
     def forget(self) -> None:
         self._whitens, self._roots = None, (None, None)
+
+    def room(self, numel: int) -> AppliedRoom:
+        """Explicit inverses of both sides need one product between them."""
+        if not self._explicit:
+            return super().room(numel)
+        sides = [f for f in (self.g, self.a) if f is not None and not f.diagonal]
+        return AppliedRoom(scratch=numel if len(sides) == 2 else 0)
 
     def _power(self, m: Tensor, exponent: float) -> Tensor:
         m = m if self.g is None else self.g.power(m, exponent)

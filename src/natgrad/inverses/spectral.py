@@ -21,7 +21,7 @@ from natgrad.inverses.base import Inverse, Parts
 from natgrad.inverses.decomposed import Decomposed, DecomposedFactor, sandwiched
 from natgrad.inverses.functions import DampedPower, Function, damped, relative
 from natgrad.linalg.products import filtered, product, scaled
-from natgrad.specs import FactorCost, FactorSpec
+from natgrad.specs import AppliedRoom, FactorCost, FactorSpec
 
 
 class Basis(NamedTuple):
@@ -155,6 +155,9 @@ class SpectralBlocks(Decomposed):
     def tensors(self) -> Iterator[Tensor]:
         return iter(())
 
+    def room(self, numel: int) -> AppliedRoom:
+        return AppliedRoom(passing=3 * numel)
+
 
 class SpectralProduct(Decomposed):
     """A block in the eigenbasis ``Q_G x Q_A`` of two factors.
@@ -191,6 +194,7 @@ class SpectralProduct(Decomposed):
 
     def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
         if self._scale is None or self._function != function:
+            self._scale = None  # before there is a new one
             self._function, self._scale = function, function(self.values(m.shape))
         return self._filtered(m, self._scale, out)
 
@@ -242,6 +246,12 @@ class SpectralProduct(Decomposed):
         rows_g = empty if self.g is None else self.g.rows
         rows_a = empty if self.a is None else self.a.rows
         return filtered(rows_g, rows_a, m, scale, torch.empty_like(m) if out is None else out)
+
+    def room(self, numel: int) -> AppliedRoom:
+        """What a function makes of all eigenvalues, and two products. The eigenvalues themselves
+        and their damped sums are there while it is made."""
+        passing = numel if self.given is not None else 2 * numel
+        return AppliedRoom(prepared=numel, scratch=2 * numel, passing=passing)
 
     def tensors(self) -> Iterator[Tensor]:
         yield from (t for t in (self._scale, *self._roots) if t is not None)

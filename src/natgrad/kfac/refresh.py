@@ -32,6 +32,7 @@ from natgrad.placement.ops import FactorId, Op, Share
 
 Due = dict[Block, set[str]]
 Made = dict[Block, dict[str, Parts | None]]
+Done = dict[Block, dict[str, bool]]  # of what a rank has tried
 
 # Two larger matrices at a time would take more memory than the time is worth.
 _LARGE = 2048
@@ -49,6 +50,8 @@ class Refresh:
             b: max((form.dim for form in b.forms.values()), default=0) for b in self.blocks
         }
         self._shares = [op for op in team.plan.refresh if isinstance(op, Share)]
+        self._sent = {op.factor for op in self._shares if op.source == team.rank}
+        self._rounds = team.inverse_wire != Plain(team.dtype)
         self._copying = Copying(team, self._shares, team.inverse_wire, "inverses")
         self.keys = {b: {name: clocks.key(name) for name in b.decomposes} for b in self.blocks}
 
@@ -69,11 +72,18 @@ class Refresh:
                 solved = {n: parts for n, parts in made.items() if parts is not None}
                 block.install(solved, solved, self.team.keeps[block])
                 failed += [(block, name) for name in made if name not in solved]
+                del made, solved  # before the next ones are made
         else:
-            found = dict(self._decompose(due, step.values))
-            good, failed = self._agree(due, found)
-            for block, parts in self._share(found, good).items():
-                block.install(parts, good[block], self.team.keeps[block])
+            done: Done = {}
+            waiting: dict[Block, dict[str, Parts]] = {}
+            for block, made in self._decompose(due, step.values):
+                done[block] = {name: parts is not None for name, parts in made.items()}
+                self._take(block, made, waiting)
+                del made
+            good, failed = self._agree(due, done)
+            self._share(good, waiting)
+            for block, names in good.items():
+                block.install(waiting.pop(block, {}), names, self.team.keeps[block])
         for block, _ in failed:
             block.fail()
         return [_sentence(block, name) for block, name in failed]
@@ -120,10 +130,13 @@ class Refresh:
         mine = {block: due[block] & self.team.decomposes[block] for block in self.blocks}
         second = {block: names for block, names in mine.items() if block.shares_input_with}
         first = {block: names for block, names in mine.items() if block not in second}
-        found: dict[Block, dict[str, Parts | None]] = {}
+        shared = {block.shares_input_with for block in second}
+        found: Made = {}  # what others copy, and no more: the rest is at its place by now
         for block, made in self._make(first, now):
-            found[block] = made
+            if block in shared:
+                found[block] = made
             yield block, made
+            del made
         copies = {
             block: {
                 name: tuple(part.clone() for part in parts)
@@ -134,7 +147,8 @@ class Refresh:
         }
         rest = {block: names - copies[block].keys() for block, names in second.items()}
         for block, made in self._make(rest, now):
-            yield block, {**made, **copies[block]}
+            yield block, {**made, **copies.pop(block)}
+            del made
 
     def _make(self, wanted: Due, now: Values) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
         """Decompose these factors; on a CPU several blocks at a time, unless they are large."""
@@ -150,48 +164,65 @@ class Refresh:
             else:
                 yield block, calls[block]() if names else {}
         small.sort(key=self.largest.__getitem__, reverse=True)
-        yield from zip(small, spread([calls[block] for block in small]), strict=True)
+        results = spread([calls[block] for block in small])
+        for block in small:
+            yield block, next(results)
 
-    def _agree(self, due: Due, made: Made) -> tuple[Due, list[tuple[Block, str]]]:
+    def _take(
+        self,
+        block: Block,
+        made: dict[str, Parts | None],
+        waiting: dict[Block, dict[str, Parts]],
+    ) -> None:
+        """Bring what this rank has decomposed to its place at once: nobody else decomposes it, so
+        that others can only agree. What is in the basis of several factors waits for all of them.
+        """
+        for name, parts in made.items():
+            if parts is None:
+                continue
+            if (block.name, name) in self._sent and self._rounds:
+                # As others get it, so that all ranks precondition with the same numbers.
+                parts = tuple(self.team.inverse_wire.rounded(part) for part in parts)
+            if block.structure.in_basis:
+                waiting.setdefault(block, {})[name] = parts
+            else:
+                block.install({name: parts}, ())
+
+    def _agree(self, due: Due, done: Done) -> tuple[Due, list[tuple[Block, str]]]:
         """What was decomposed by everyone who should have, and what failed at anybody."""
         asked = [(block, name) for block in self.blocks for name in sorted(due[block])]
         votes = []
         for block, name in asked:
-            own = made[block]
-            votes += [float(own.get(name) is not None), float(name in own and own[name] is None)]
+            own = done[block].get(name)
+            votes += [float(own is True), float(own is False)]
         totals = self.team.total(votes).view(-1, 2).tolist()
         good: Due = {}
         failed = []
-        for (block, name), (done, not_done) in zip(asked, totals, strict=True):
-            if not_done:
+        for (block, name), (successes, failures) in zip(asked, totals, strict=True):
+            if failures:
                 failed.append((block, name))
-            elif done:
+            elif successes:
                 good.setdefault(block, set()).add(name)
         return good, failed
 
-    def _share(self, made: Made, good: Due) -> dict[Block, dict[str, Parts]]:
-        """The parts that this rank preconditions with, its own ones and those of others."""
-        found: dict[Block, dict[str, Parts]] = {
-            block: {n: parts for n in names if (parts := made[block].get(n)) is not None}
-            for block, names in good.items()
-        }
+    def _share(self, good: Due, waiting: dict[Block, dict[str, Parts]]) -> None:
+        """Send what others precondition with, and bring what they send to its place."""
         ids: set[FactorId] = {(block.name, n) for block, names in good.items() for n in names}
         ops = [op for op in self._shares if op.factor in ids]
 
         def flat(op: Op, to: int, clip: bool) -> Tensor:
             block, name = self._of(op)
-            return torch.cat([part.flatten() for part in found[block][name]])
+            parts = waiting[block][name] if block in waiting else block.parts[name]
+            return torch.cat([part.flatten() for part in parts])
 
-        for op in ops:  # as others get it, so that all ranks precondition with the same numbers
-            if op.source == self.team.rank and self.team.inverse_wire != Plain(self.team.dtype):
-                block, name = self._of(op)
-                found[block][name] = tuple(
-                    self.team.inverse_wire.rounded(part) for part in found[block][name]
-                )
         for arrival in self._copying(ops, flat):
             block, name = self._of(arrival.op)
-            found[block][name] = _parts(block, name, arrival.data)
-        return found
+            if block.structure.in_basis:
+                waiting.setdefault(block, {})[name] = _parts(block, name, arrival.data, copy=True)
+            else:
+                new = name not in block.parts
+                block.install({name: _parts(block, name, arrival.data, copy=new)}, ())
+            del arrival  # with its buffer, before the next one is made
 
     def _of(self, op: Op) -> tuple[Block, str]:
         assert isinstance(op, Share)
@@ -199,12 +230,13 @@ class Refresh:
         return self.team.blocks[block], name
 
 
-def _parts(block: Block, name: str, data: Tensor) -> Parts:
-    """``data [numbers]`` in the shapes that the inverse of a factor has."""
+def _parts(block: Block, name: str, data: Tensor, *, copy: bool) -> Parts:
+    """``data [numbers]`` in the shapes that the inverse of a factor has. What is kept must be a
+    ``copy``: the buffer holds the parts of other factors, too."""
     shapes = block.part_shapes(name)
     pieces = data.split([torch.Size(shape).numel() for shape in shapes])
     return tuple(
-        piece.view(shape).to(block.wide_dtype, copy=True)  # the buffer holds those of others, too
+        piece.view(shape).to(block.wide_dtype, copy=True) if copy else piece.view(shape)
         for piece, shape in zip(pieces, shapes, strict=True)
     )
 

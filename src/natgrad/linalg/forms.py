@@ -63,6 +63,11 @@ class Form(ABC):
         return packed
 
     @property
+    def dense_room(self) -> int:
+        """Numbers that are allocated at the busiest moment of ``dense``."""
+        return 2 * self.batch * self.dim**2
+
+    @property
     def spec(self) -> FactorSpec:
         return FactorSpec(self.dim, self.batch, self.numel, self.diagonal)
 
@@ -139,11 +144,15 @@ class Triangle(Form):
         return self.batch * self.dim * (self.dim + 1) // 2
 
     def pack(self, kept: Tensor) -> Tensor:
-        parts = []
+        packed = kept.new_empty(self.batch, self.dim * (self.dim + 1) // 2)
+        rest = packed
         for i, j, slab in self._slabs(kept):
             rows, columns = _triangle(j - i, kept.device)
-            parts += [slab[:, rows, columns], slab[:, :, j - i :].flatten(1)]
-        return torch.cat(parts, 1).flatten()
+            square, beside = len(rows), (j - i) * (self.dim - j)
+            rest[:, :square] = slab[:, rows, columns]
+            rest[:, square : square + beside].unflatten(1, (j - i, -1)).copy_(slab[:, :, j - i :])
+            rest = rest[:, square + beside :]
+        return packed.flatten()
 
     def unpack(self, packed: Tensor) -> Tensor:
         kept = packed.new_empty(self.numel)
@@ -173,6 +182,12 @@ class Triangle(Form):
             out[:, i:j, j:] = beside
             out[:, j:, i:j] = beside.mT
         return out
+
+    @property
+    def dense_room(self) -> int:
+        """Three squares of a slab are there while one of them is made symmetric."""
+        height = max((j - i for i, j, _ in slabs(self.dim)), default=0)
+        return self.batch * (self.dim**2 + 3 * height**2)
 
     def trace(self, kept: Tensor) -> Tensor:
         parts = [slab.diagonal(dim1=1, dim2=2).sum(1) for _, _, slab in self._slabs(kept)]

@@ -17,17 +17,23 @@ T = TypeVar("T")
 _WORKERS = 8
 
 
+def at_once() -> int:
+    """How many calls ``spread`` runs at a time, if there are that many."""
+    return min(torch.get_num_threads(), _WORKERS)
+
+
 def spread(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
     """What ``calls`` return, in turn, several at a time, which share the threads that torch has.
 
     They start in this order, so the longest should come first. Gradients are not recorded."""
     threads = torch.get_num_threads()
-    workers = min(threads, len(calls), _WORKERS)
+    workers = min(at_once(), len(calls))
     if workers < 2:
         for call in calls:
             with torch.no_grad():
                 result = call()
             yield result
+            del result  # before the next one is made
         return
     # What a thread sets is also that of all threads to come, so torch has to be told again after.
     pool = ThreadPoolExecutor(workers, "natgrad", torch.set_num_threads, (threads // workers,))

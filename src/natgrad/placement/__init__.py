@@ -23,7 +23,7 @@ are predicted are the bytes that are sent. All ranks compute the same plan from 
 compare its fingerprint.
 """
 
-from natgrad.placement.amounts import Agreement, Kept, Sent, Work
+from natgrad.placement.amounts import Agreement, Memory, Sent, Work
 from natgrad.placement.cluster import Cluster, Link
 from natgrad.placement.cluster_files import (
     Circumstances,
@@ -90,13 +90,13 @@ __all__ = [
     "Gather",
     "Groups",
     "Hybrid",
-    "Kept",
     "Kind",
     "Link",
     "Local",
     "MeasuredCluster",
     "MeasuredCost",
     "MemOpt",
+    "Memory",
     "Message",
     "Op",
     "Placement",

@@ -44,20 +44,47 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Memory that K-FAC takes on one rank.
+class Memory:
+    """Bytes that K-FAC takes of one rank's memory: what it keeps from step to step, and what it
+    takes beside that at the busiest moment of each clock, all of which is gone before the next.
 
     Arguments:
-        factors: bytes of running averages.
-        inverses: bytes of decompositions.
+        factors: kept: running averages.
+        inverses: kept: decompositions.
+        prepared: kept: what decomposed blocks make of their parts and the damping.
+        stacks: kept: the two buffers of gradients that are preconditioned together, and those of
+            the products.
+        sums: at an update: statistics of the step.
+        update: beside the sums: buckets that are sent and received, and what they add up to.
+        workspace: at a refresh: what a decomposition is made in, its parts among it.
+        refresh: at a refresh, later: buckets of parts.
+        apply: at every step: buckets of gradients, and what is gathered or gone after a product.
     """
 
     factors: int
     inverses: int
+    prepared: int = 0
+    stacks: int = 0
+    sums: int = 0
+    update: int = 0
+    workspace: int = 0
+    refresh: int = 0
+    apply: int = 0
+
+    @property
+    def kept(self) -> int:
+        """From step to step."""
+        return self.factors + self.inverses + self.prepared + self.stacks
+
+    @property
+    def passing(self) -> int:
+        """Beside that, at the busiest moment of a step."""
+        return max(self.sums + self.update, self.workspace, self.refresh, self.apply)
 
     @property
     def total(self) -> int:
-        return self.factors + self.inverses
+        """At the busiest moment of a step."""
+        return self.kept + self.passing
 
 
 @dataclass(frozen=True, slots=True)

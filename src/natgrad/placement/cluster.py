@@ -48,7 +48,7 @@ class Cluster:
         bandwidth: ``> 0``, bytes a second of the link from a node to the others, in each direction,
             which all its ranks share.
         latency: ``> 0``, seconds until the first byte of a message to another node arrives.
-        memory: bytes of a rank for factors and inverses, which only `Auto` looks at; ``None`` sets
+        memory: bytes of a rank for all of K-FAC, which only `Auto` looks at; ``None`` sets
             no limit.
         node: how many ranks are in a node.
         inside: the links inside a node, of each rank its own; ``None`` for one rank in a node.

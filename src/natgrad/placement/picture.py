@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 _FACTORS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
 _RECEIVES, _HOLDS, _PRECONDITIONS = "#f4f4f4", "#d9d9d9", "#bcd9f0"
 _LINES, _DOT = "#ffffff", "#222222"
-_MEMORY = (("factors", "#7a5c99"), ("inverses", "#8fb8de"))
+_MEMORY = (
+    ("factors", "#7a5c99"),
+    ("inverses", "#8fb8de"),
+    ("prepared", "#c9d7e6"),
+    ("stacks", "#d9c7a5"),
+    ("passing", "#e8e8e8"),
+)
 _LONGEST = 28  # characters of a block's name; its end says more than its beginning
 _MOST_RANKS = 256  # rows of a picture that can still be looked at
 _MOST = 80  # names and numbers along an axis, above which some are left out

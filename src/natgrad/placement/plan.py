@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from natgrad.placement import flows, picture, table
-from natgrad.placement.amounts import Kept, Work
+from natgrad.placement import flows, memory, picture, table
+from natgrad.placement.amounts import Memory, Work
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.ops import (
     ApplyOp,
@@ -99,40 +99,43 @@ class Plan(Travel):
         return held
 
     @cached_property
-    def _kept(self) -> tuple[Numbers, Numbers]:
-        factors, inverses = (np.zeros(self.world_size, np.int64) for _ in range(2))
-        for factor, spec in self.factors.items():
-            flows.add(factors, self.keepers[factor], spec.numel * self.world.kept_factor_bytes)
-            held = self.holders.get(factor, range(0))
-            flows.add(inverses, held, spec.parts * self.world.kept_inverse_bytes)
-        return factors, inverses
+    def _memory(self) -> dict[str, Numbers]:
+        return memory.by_rank(self)
 
-    def memory(self, rank: int) -> Kept:
-        """Bytes of running averages and of decompositions that a rank keeps.
+    def memory(self, rank: int, other_numbers: int = 0) -> Memory:
+        """Bytes that K-FAC takes on a rank, by kind.
 
         Arguments:
             rank: from 0 to ``world_size - 1``.
+            other_numbers: how many numbers are in the gradients of parameters without a block,
+                which are summed as well where gradients are local.
         """
-        factors, inverses = self._kept
-        return Kept(int(factors[rank]), int(inverses[rank]))
+        found = Memory(**{kind: int(sizes[rank]) for kind, sizes in self._memory.items()})
+        if not other_numbers:
+            return found
+        return replace(found, apply=max(found.apply, memory.all_reduced(self, other_numbers)))
+
+    @cached_property
+    def _totals(self) -> Numbers:
+        return memory.totals(self._memory)
 
     @property
     def most_memory(self) -> int:
-        """Bytes of running averages and of decompositions on the rank with most."""
-        factors, inverses = self._kept
-        return int((factors + inverses).max())
+        """Bytes that K-FAC takes at the busiest moment of a step, on the rank with most."""
+        return int(self._totals.max())
 
-    @property
-    def fullest(self) -> Kept:
-        """What the rank keeps that keeps most."""
-        factors, inverses = self._kept
-        return self.memory(int((factors + inverses).argmax()))
+    def fullest(self, other_numbers: int = 0) -> Memory:
+        """What K-FAC takes on the rank with most.
+
+        Arguments:
+            other_numbers: as for `memory`.
+        """
+        return self.memory(int(self._totals.argmax()), other_numbers)
 
     @property
     def mean_memory(self) -> float:
-        """Bytes of running averages and of decompositions on an average rank."""
-        factors, inverses = self._kept
-        return float((factors + inverses).mean())
+        """Bytes that K-FAC takes at the busiest moment of a step, on an average rank."""
+        return float(self._totals.mean())
 
     def work(self, rank: int, cost: CostModel | None = None) -> Work:
         """What a rank computes at a refresh of all factors, and at every step.

@@ -12,6 +12,7 @@ move ``(W - 1) / W`` of the bucket, and the second moves finished slices besides
 one whose busiest rank is done first.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -66,6 +67,23 @@ class Routes:
 
 
 ALL_DIRECT = Routes()
+
+# Buckets of sums that are under way at a time. More would fill a rank's memory with what it has
+# received and not added up; with fewer a link would wait for the rank. Small ones need not wait.
+IN_FLIGHT = 4
+_FEW_BYTES = 256 << 10
+
+
+def may_leave(size: int, under_way: Collection[int]) -> bool:
+    """Whether a bucket of sums may leave while others are under way.
+
+    Arguments:
+        size: bytes of one copy of it.
+        under_way: those of the others.
+    """
+    return len(under_way) < IN_FLIGHT or sum(under_way) + size <= _FEW_BYTES
+
+
 KINDS: dict[type[Op], str] = {
     Reduce: "factors",
     Share: "inverses",

@@ -52,7 +52,7 @@ class Timeline:
         update: seconds of an update of the factors.
         refresh: seconds of a refresh of all factors.
         apply: seconds of preconditioning all gradients.
-        memory: bytes of factors and inverses that the rank with most keeps.
+        memory: bytes that K-FAC takes at the busiest moment, on the rank with most.
         stages: seconds of the stages that these are made of; ``None`` if nobody has looked.
     """
 

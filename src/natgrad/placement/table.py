@@ -61,6 +61,7 @@ def by_rank(plan: Plan) -> Table:
         kept, sent = plan.memory(rank), plan.sent(rank)
         cells = (
             *map(bytes_text, (kept.factors, kept.inverses)),
+            *map(bytes_text, (kept.prepared + kept.stacks, kept.passing)),
             *map(bytes_text, (sent.factors, sent.inverses, sent.gradients)),
             f"{decompose[rank]:.3g}",
             f"{precondition[rank]:.3g}",
@@ -70,6 +71,8 @@ def by_rank(plan: Plan) -> Table:
         "rank",
         "factors kept",
         "inverses kept",
+        "buffers kept",
+        "passing",
         "sent per update",
         "sent per refresh",
         "sent per step",

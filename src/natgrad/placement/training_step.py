@@ -64,12 +64,10 @@ class TrainingStep:
     Arguments:
         kind: of step.
         spans: in the order in which they end on each lane.
-        waiting: most bytes of factor sums that wait to be sent, or are under way, at any time.
     """
 
     kind: Kind
     spans: tuple[Span, ...]
-    waiting: float
 
     @property
     def seconds(self) -> float:
@@ -139,11 +137,7 @@ class StepModel:
         lanes.meet()
         if kind is not Kind.WITHOUT:
             self._own_step(lanes, refreshes=kind is Kind.REFRESH)
-        kept = self.plan.world.kept_factor_bytes / self.plan.world.factor_bytes
-        waiting = lanes.most_waiting * kept
-        if updates and self.plan.world_size == 1:
-            waiting = float(self.sums)
-        return TrainingStep(kind, tuple(lanes.spans), waiting)
+        return TrainingStep(kind, tuple(lanes.spans))
 
     def average(self, update_every: int, refresh_every: int) -> float:
         """Seconds of an average step.
@@ -182,12 +176,6 @@ class StepModel:
         stale, update = (self.step(kind).seconds for kind in (Kind.STALE, Kind.UPDATE))
         average = stale + (update - stale) / update_every + (sum(each) + sum(sent)) / refresh_every
         return average, update + max((a + b for a, b in zip(each, sent, strict=True)), default=0.0)
-
-    @property
-    def sums(self) -> int:
-        """Bytes of the sums of all factors of a rank's own data."""
-        numbers = sum(spec.numel for spec in self.plan.factors.values())
-        return numbers * self.plan.world.kept_factor_bytes
 
     # What the lanes carry.
 
@@ -243,7 +231,7 @@ class StepModel:
             done += size
             ready = [shares.get(block, done / total) for block, _ in factors]
             seconds = self._stages.reduce * size / total
-            found.append(_Send("factors", max(ready), seconds, size))
+            found.append(_Send("factors", max(ready), seconds))
         return tuple(found)
 
     def _sharded(
@@ -261,9 +249,10 @@ class StepModel:
             begin = lanes.unit("backward", part * backward, ring, begin)
             lanes.send("gradients", ring, lanes.compute)
             while left and left[0].share <= share:
-                lanes.send_factors(left.pop(0), lanes.compute)
+                one = left.pop(0)
+                lanes.send(one.stage, one.seconds, lanes.compute)
         for one in left:
-            lanes.send_factors(one, lanes.compute)
+            lanes.send(one.stage, one.seconds, lanes.compute)
 
     def _own_step(self, lanes: "_Lanes", *, refreshes: bool) -> None:
         stages = self._stages
@@ -286,7 +275,6 @@ class _Send:
     stage: str
     share: float
     seconds: float
-    size: int = 0
 
 
 class _Lanes:
@@ -295,7 +283,6 @@ class _Lanes:
     def __init__(self) -> None:
         self.compute = self.link = 0.0
         self.spans: list[Span] = []
-        self._sums: list[tuple[float, float, int]] = []  # complete, sent, bytes
 
     def work(self, stage: str, seconds: float) -> None:
         if seconds > 0:
@@ -308,16 +295,11 @@ class _Lanes:
             self.spans.append(Span("communication", stage, begin, begin + seconds))
             self.link = begin + seconds
 
-    def send_factors(self, one: _Send, ready: float) -> None:
-        self.send(one.stage, one.seconds, ready)
-        if one.size:
-            self._sums.append((ready, self.link, one.size))
-
     def backward(self, seconds: float, sends: Sequence[_Send]) -> None:
         begin = self.compute
         self.work("backward", seconds)
         for one in sorted(sends, key=lambda one: one.share):
-            self.send_factors(one, begin + one.share * seconds)
+            self.send(one.stage, one.seconds, begin + one.share * seconds)
 
     def unit(self, stage: str, seconds: float, gather: float, ready: float) -> float:
         """Gather the weights of a unit from ``ready`` on, then compute it; when that begins."""
@@ -334,14 +316,3 @@ class _Lanes:
         self.meet()
         self.send(stage, seconds, self.link)
         self.meet()
-
-    @property
-    def most_waiting(self) -> float:
-        """Sums are there from when they are complete until they have been sent."""
-        moments = [(ready, size) for ready, _, size in self._sums]
-        moments += [(sent, -size) for _, sent, size in self._sums]
-        most = now = 0
-        for _, change in sorted(moments, key=lambda one: (one[0], -one[1])):
-            now += change
-            most = max(most, now)
-        return float(most)

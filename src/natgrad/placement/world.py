@@ -3,7 +3,7 @@
 What prices it is a `Cluster`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from natgrad.checks import check_whole_fields
 from natgrad.placement.routes import Route
@@ -38,6 +38,9 @@ class World:
             bytes.
         inverses_per_word: numbers of a decomposition in one word.
         gradients_per_word: numbers of a gradient in one word.
+        kept_sum_bytes: bytes of one number of the statistics of a step in memory.
+        at_once: how many small factors a rank decomposes side by side, as CPUs do. Only memory
+            depends on it, so that plans that differ in it are equal.
     """
 
     size: int
@@ -59,6 +62,8 @@ class World:
     factors_per_word: int = 1
     inverses_per_word: int = 1
     gradients_per_word: int = 1
+    kept_sum_bytes: int = 4
+    at_once: int = field(default=1, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_whole_fields(
@@ -78,6 +83,8 @@ class World:
             "factors_per_word",
             "inverses_per_word",
             "gradients_per_word",
+            "kept_sum_bytes",
+            "at_once",
         )
 
     @property

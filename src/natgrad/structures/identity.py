@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from natgrad.inverses import Decomposed
-from natgrad.inverses.decomposed import IdentityBlock
+from natgrad.inverses.identity import IdentityBlock
 from natgrad.linalg.forms import Form
 from natgrad.linalg.symmetric import DiagonalMatrix, Symmetric
 from natgrad.structures.base import AnyLayer, Factor, Factors, Shape, Structure

@@ -187,14 +187,14 @@ class TestMemoryLimit:
         slow = ("--cluster", "1e15,1e7,1e-6")
         free = rows(natgrad(*command, *slow).out, "Placements")
         assert free["CommOpt()"][-1] == "chosen, Auto"
-        limited = rows(natgrad(*command, *slow, "--memory-limit", "6MiB").out, "Placements")
+        limited = rows(natgrad(*command, *slow, "--memory-limit", "16MiB").out, "Placements")
         assert limited["CommOpt()"][-1] == "above the limit"
         assert sum(cells[-1] == "chosen, Auto" for cells in limited.values()) == 1
 
     def test_nothing_fits(self, natgrad):
         said = natgrad("plan", "--network", "mlp", "--ranks", "2", "--memory-limit", "1MiB")
         assert said.code == 2
-        assert said.err.startswith("natgrad: Auto may keep 1.00 MiB per rank, but the least that")
+        assert said.err.startswith("natgrad: Auto may take 1.00 MiB per rank, but the least that")
         table = rows(said.out, "Placements")  # shows what would be possible
         assert {cells[-1] for cells in table.values()} == {"above the limit"}
 
@@ -203,11 +203,16 @@ class TestMemoryLimit:
         said = natgrad(*command, "--memory-limit", "1MiB")
         assert said.code == 2
         blocks, world = spread(kfac(network("mlp").without_weights()), 2, Layout.DDP)
-        most = bytes_text(max(CommOpt()(blocks, world).memory(rank).total for rank in range(2)))
-        assert said.err.rstrip() == (
-            f"natgrad: CommOpt() keeps {most} on a rank but --memory-limit is 1.00 MiB: raise it, "
-            "or pass --placement auto."
+        most = CommOpt()(blocks, world).most_memory
+        least = bytes_text(min(most, Hybrid(0.5)(blocks, world).most_memory))
+        beginning = (
+            f"natgrad: CommOpt() takes {bytes_text(most)} on a rank, {bytes_text(most - 2**20)} "
+            "more than --memory-limit 1.00 MiB: raise it, or "
         )
+        assert said.err.rstrip() == f"{beginning}use more ranks: the least is {least}."
+        said = natgrad(*command, "--memory-limit", str(most - 1000))
+        assert said.code == 2
+        assert "or pass --placement auto: MemOpt() = ReduceScatter() takes " in said.err
 
 
 class TestDrawing:

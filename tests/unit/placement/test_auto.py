@@ -76,9 +76,10 @@ def test_an_error_names_the_least_memory():
     blocks, world = resnet50(8, sharded), World(8)
     least = min(candidates(blocks, world), key=most)
     says = (
-        f"Auto may keep 1.00 MiB per rank, but the least that any placement needs is "
-        f"{bytes_text(most(least))}, by {least.strategy}: raise memory_limit to that, use more "
-        "ranks, or a structure that keeps less for the largest layers."
+        f"Auto may take 1.00 MiB per rank, but the least that any placement takes is "
+        f"{bytes_text(most(least))}, by {least.strategy}, {bytes_text(most(least) - 2**20)} too "
+        "much: raise memory_limit to that, use more ranks, or a structure that keeps less for the "
+        "largest layers."
     )
     with pytest.raises(SettingError, match=f"^{re.escape(says)}$"):
         Auto(memory_limit=1 << 20)(blocks, world)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import astuple, replace
 from itertools import pairwise, product
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -17,6 +18,7 @@ from natgrad.placement import (
     Hybrid,
     Local,
     MemOpt,
+    Memory,
     Reduce,
     ReduceScatter,
     Return,
@@ -201,13 +203,58 @@ class TestCut:
         assert counts == [1, 2, 4]
 
 
+def most_of_an_update(plan):
+    return max(plan.memory(rank).update for rank in plan.world.ranks)
+
+
 class TestMemory:
     def test_by_hand(self):
         world = World(2, kept_factor_bytes=2, kept_inverse_bytes=8)
         plan = MemOpt()([linear("one", 3, 2, 2)], world)
         assert (plan.memory(0).factors, plan.memory(0).inverses) == (12 * 2, 24 * 8)
-        assert plan.memory(0).total == 12 * 2 + 24 * 8
-        assert plan.memory(1).total == 0
+        assert plan.memory(1).kept == 0
+
+    def test_of_every_kind_by_hand(self):
+        """One layer 3 x 3 on two ranks: two factors of 6 numbers, with parts of 12 each."""
+        plan = MemOpt()([linear("one", 3, 3, 2, bias=False)], World(2, route=Route.DIRECT))
+        room = 2 * 9 + 3 + 2 * 9 + 11 * 3  # of an eigendecomposition
+        owner = Memory(
+            factors=4 * 12,
+            inverses=4 * 24,
+            stacks=4 * 2 * 9,
+            sums=4 * 12,
+            update=4 * (12 + 12 + 12) - 4 * 12,  # what came, what it had itself, and the sum
+            workspace=4 * (12 + room),  # that of G, when the parts of A are there
+            apply=4 * 10 + 4 * 9,  # nine numbers and the clip, made of nine
+        )
+        assert plan.memory(0) == owner
+        assert owner.kept == 4 * (12 + 24 + 18)
+        assert owner.total == owner.kept + owner.workspace
+        # All sums are there while a buffer for both is filled with a first one.
+        other = Memory(0, 0, sums=4 * 12, update=4 * (12 + 6), apply=4 * 10)
+        assert plan.memory(1) == other
+        assert other.total == other.sums + other.update
+
+    @pytest.mark.parametrize("local", [False, True])
+    def test_even_slices_take_no_more_room_on_more_ranks(self, local):
+        worlds = [World(size, local, bucket_bytes=1 << 20) for size in (4, 16, 64, 256)]
+        plans = [MemOpt()(resnet50(world.size), world) for world in worlds]
+        even, direct = (
+            [most_of_an_update(plan.routed(route)) for plan in plans]
+            for route in (Route.BALANCED, Route.DIRECT)
+        )
+        assert max(even) <= 1.05 * even[0]
+        assert direct[-1] > 10 * even[-1]
+
+    def test_of_thousands_of_ranks_takes_no_longer(self):
+        def seconds(size):
+            plan = Hybrid(0.25)(resnet50(size), World(size))
+            begin = perf_counter()
+            plan.most_memory  # noqa: B018
+            return perf_counter() - begin
+
+        few, many = (min(seconds(size) for _ in range(3)) for size in (8, 8192))
+        assert many < 20 * few + 0.2
 
     @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
     def test_a_factor_is_kept_by_whoever_decomposes_it_only(self, strategy):

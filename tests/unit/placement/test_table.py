@@ -62,12 +62,23 @@ def test_a_plan_prints_as_two_tables(no_rich):
 
 def test_ranks_with_the_same_numbers_have_one_row():
     plan = CommOpt()([linear("one", 3, 2, 2)], World(2))
-    same = ("24 B", "96 B", "24 B", "48 B", "0 B", "6.75e-07", "2.16e-07")
+    same = ("24 B", "96 B", "72 B", "288 B", "24 B", "48 B", "0 B", "6.75e-07", "2.16e-07")
     assert plan.by_rank().rows == (("0,1", *same),)
     plan = MemOpt()([linear("one", 3, 2, 5)], World(5))
     owner, others = plan.by_rank().rows
-    assert owner == ("0", "48 B", "96 B", "0 B", "0 B", "160 B", "1.35e-06", "2.16e-07")
-    assert others == ("1..4", "0 B", "0 B", "48 B", "0 B", "0 B", "0", "0")
+    assert owner == (
+        "0",
+        "48 B",
+        "96 B",
+        "72 B",
+        "336 B",
+        "0 B",
+        "0 B",
+        "160 B",
+        "1.35e-06",
+        "2.16e-07",
+    )
+    assert others == ("1..4", "0 B", "0 B", "0 B", "120 B", "48 B", "0 B", "0 B", "0", "0")
 
 
 def test_a_table_of_many_ranks_is_short():

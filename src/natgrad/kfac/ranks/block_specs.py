@@ -10,10 +10,12 @@ preconditioned wrongly without an error.
 from itertools import pairwise
 from math import prod
 
+import torch
+
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import box_of
 from natgrad.errors import SettingError
-from natgrad.specs import BlockSpec, Box, FactorSpec, Piece, Ranks
+from natgrad.specs import AppliedRoom, BlockSpec, Box, FactorSpec, Piece, Ranks
 
 
 def boxes_of(block: Block) -> list[Box]:
@@ -49,7 +51,18 @@ def spec_of(
         tuple(pieces),
         together=block.decomposed_together,
         in_basis=block.structure.in_basis,
+        applied=_applied(block),
     )
+
+
+def _applied(block: Block) -> AppliedRoom:
+    """As the decomposed block says, made of parts without numbers."""
+    names = (*block.decomposes, *block.structure.in_basis)
+    parts = {
+        name: tuple(torch.empty(shape, device="meta") for shape in block.part_shapes(name))
+        for name in names
+    }
+    return block.decomposed(parts).room(prod(block.shape))
 
 
 def _in_chunks(pieces: list[Piece], rows: int, world: int) -> list[Piece] | None:
@@ -99,4 +112,5 @@ def _factor(block: Block, name: str, *, packed: bool) -> FactorSpec:
         parts=sum(prod(shape) for shape in block.part_shapes(name)),
         sent=form.sent if packed else spec.numel,
         cost=block.inverse.cost(spec),
+        workspace=max(0 if spec.diagonal else form.dense_room, block.inverse.workspace(spec)),
     )

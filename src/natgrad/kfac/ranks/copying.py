@@ -109,35 +109,47 @@ class Copying:
         """One exchange for each bucket."""
         if ops not in self._shipments:
             self._shipments[ops] = [Shipment(self.team, some) for some in self.team.plan.cut(ops)]
-        for shipment in self._shipments[ops]:
-            parcels = shipment.send(
-                lambda m: self.wire.encode(payload(m.op, m.to, m.clip)), self.wire, self.purpose
-            )
-            for message, words in shipment.arrived(parcels):
-                data = self.wire.decode(words, message.numel)
-                yield Arrival(message.op, message.source, message.clip, data)
+        for shipment in self._shipments[ops]:  # the buffers of one are gone when the next is made
+            yield from self._shipped(shipment, payload)
+
+    def _shipped(
+        self, shipment: Shipment, payload: Callable[[Op, int, bool], Tensor]
+    ) -> Iterator[Arrival]:
+        def fill(parts: Sequence[Tensor]) -> None:
+            for message, part in zip(shipment.outgoing, parts, strict=True):
+                part.copy_(self.wire.encode(payload(message.op, message.to, message.clip)))
+
+        parcels = shipment.send(fill, self.wire, self.purpose)
+        for message, words in shipment.arrived(parcels):
+            data = self.wire.decode(words, message.numel)
+            yield Arrival(message.op, message.source, message.clip, data)
 
     def _spread(
         self, spread: Spread, payload: Callable[[Op, int, bool], Tensor]
     ) -> Iterator[Arrival]:
         plan, rank = self.team.plan, self.team.rank
         buckets, outgoing, incoming = spread
-        own: dict[tuple[int, int], Tensor] = {}
 
         def numbers(bucket: int, index: int) -> Tensor:
-            """What this rank has for an op of a bucket, made once."""
-            if (bucket, index) not in own:
-                op, members = buckets[bucket].ops[index], buckets[bucket].members
-                clip = isinstance(op, Return) and len(plan.clipped[op]) > 0
-                to = next(member for member in members if member != rank)
-                own[bucket, index] = payload(op, to, clip)
-            return own[bucket, index]
+            """What this rank has for an op of a bucket."""
+            op, members = buckets[bucket].ops[index], buckets[bucket].members
+            clip = isinstance(op, Return) and len(plan.clipped[op]) > 0
+            to = next(member for member in members if member != rank)
+            return payload(op, to, clip)
 
-        def part(message: Slice) -> Tensor:
-            whole = numbers(message.bucket, message.payload)
-            return self.wire.encode(whole[message.overlap.start : message.overlap.stop])
+        def fill(parts: Sequence[Tensor]) -> None:
+            """Op after op, so that no two of them are held beside the buffer."""
+            of: dict[tuple[int, int], list[tuple[Overlap, Tensor]]] = {}
+            for message, part in zip(outgoing, parts, strict=True):
+                here = of.setdefault((message.bucket, message.payload), [])
+                here.append((message.overlap, part))
+            for (bucket, index), slices in of.items():
+                whole = numbers(bucket, index)
+                for overlap, part in slices:
+                    part.copy_(self.wire.encode(whole[overlap.start : overlap.stop]))
+                del whole
 
-        parcels = exchange(self.team, outgoing, incoming, part, self.wire, self.purpose)
+        parcels = exchange(self.team, outgoing, incoming, fill, self.wire, self.purpose)
         arrived: list[list[tuple[Slice, Tensor]]] = [[] for _ in buckets]
         for message, words in zip(incoming, parcels.wait(), strict=True):
             data = self.wire.decode(words, message.numel)
@@ -145,8 +157,6 @@ class Copying:
         for index, bucket in enumerate(buckets):
             if rank in bucket.members:
                 yield from self._gather(index, bucket, arrived[index], numbers)
-            for number in range(len(bucket.ops)):
-                own.pop((index, number), None)
 
     def _gather(
         self,
@@ -162,8 +172,8 @@ class Copying:
             mine[message.overlap.at : message.overlap.at + message.numel] = data
         for payload, overlap in slices.of_member(bucket.members.index(rank)):
             if self._source(bucket, payload) == rank:
-                part = numbers(index, payload)[overlap.start : overlap.stop]
-                mine[overlap.at : overlap.at + overlap.numel] = part
+                into = mine[overlap.at : overlap.at + overlap.numel]
+                into.copy_(numbers(index, payload)[overlap.start : overlap.stop])
         comm, words = self._comms[bucket.groups], self.wire.encode(mine)
         gathered = comm.all_gather(words, self.purpose).wait().view(comm.size, len(words))
         found = self.wire.decode(gathered, slices.each).flatten()

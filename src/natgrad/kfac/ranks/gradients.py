@@ -22,7 +22,7 @@ from natgrad.comm.layouts import box_of, is_sharded, local, reduced_gradient
 from natgrad.comm.wire import Plain
 from natgrad.errors import CaptureError
 from natgrad.kfac.ranks.copying import Copying
-from natgrad.kfac.ranks.summing import Summing, SumOp
+from natgrad.kfac.ranks.summing import InFlight, Summing, SumOp
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import ApplyOp, Gather, Op, ReduceGradient, Return, TotalGradients
 from natgrad.specs import Box, Piece
@@ -144,6 +144,7 @@ class Gradients:
             p, piece = self._piece(op.block, op.piece)
             view = self._full[id(p)][_slices(piece.part(arrival.source))]
             view.copy_(arrival.data.view(view.shape))
+            del arrival  # with its buffer, before the next one is made
 
     def give_back(self, dots: Tensor) -> None:
         """Bring preconditioned gradients to all ranks that hold them, and with each block its share
@@ -177,6 +178,7 @@ class Gradients:
             if op.piece is not None:
                 view = self._local_piece(*self._piece(op.block, op.piece))
                 view.copy_(data.view(view.shape))
+            del arrival, data  # with their buffer, before the next one is made
         for block in blocks:
             if block in self.team.applies:
                 # As others got it, so that all ranks clip by the same number.
@@ -207,14 +209,7 @@ class Gradients:
         what is not in a sparse one."""
         if not parameters:
             return
-        dtype = self.team.gradient_dtype
-        parts = [
-            torch.zeros_like(p, dtype=dtype).flatten()
-            if p.grad is None
-            else (p.grad.to_dense() * weight).to(dtype).flatten()
-            for p in parameters
-        ]
-        summed = self.team.comm.total(torch.cat(parts), "gradients").wait()
+        summed = self.team.comm.total(self._weighted(parameters, weight), "gradients").wait()
         for p, part in zip(parameters, summed.split([p.numel() for p in parameters]), strict=True):
             if p.grad is not None and p.grad.is_sparse:  # rows that any rank has looked up
                 p.grad = part.view_as(p).to(p.dtype).to_sparse(1)
@@ -223,6 +218,14 @@ class Gradients:
             elif bool(part.any()):  # other ranks used it: their update must happen here, too
                 p.grad = part.view_as(p).to(p.dtype)
 
+    def _weighted(self, parameters: Sequence[nn.Parameter], weight: float) -> Tensor:
+        sizes = [p.numel() for p in parameters]
+        found = torch.zeros(sum(sizes), dtype=self.team.gradient_dtype, device=self.team.device)
+        for p, part in zip(parameters, found.split(sizes), strict=True):
+            if p.grad is not None:
+                part.copy_((p.grad.to_dense() * weight).flatten())
+        return found
+
     def _reduce_to_owners(self, ops: Sequence[ReduceGradient], weight: float) -> None:
         """Sums of local gradients at the ranks that precondition them, in the order of ranks."""
 
@@ -230,9 +233,11 @@ class Gradients:
             assert isinstance(op, ReduceGradient)
             return self._flat(self.team.blocks[op.block], weight)
 
-        buckets = [self._summing.start(some, share) for some in self.team.plan.cut(ops)]
-        found = {op: sum for sums in self._summing.finish(buckets) for op, sum in sums.items()}
-        for op, total in found.items():
+        buckets: list[InFlight] = []
+        for some in self.team.plan.cut(ops):
+            self._summing.make_room(some, buckets)
+            buckets.append(self._summing.start(some, share))
+        for op, total in self._summing.finish(buckets):
             assert isinstance(op, ReduceGradient)
             name = op.block
             pieces = self.team.plan.block[name].pieces
@@ -246,7 +251,7 @@ class Gradients:
     def _flat(self, block: Block, weight: float) -> Tensor:
         pieces = range(len(self.team.plan.block[block.name].pieces))
         parts = [self._local_piece(*self._piece(block.name, index)).flatten() for index in pieces]
-        return torch.cat(parts) * weight
+        return torch.cat(parts).mul_(weight)
 
     # Pieces.
 

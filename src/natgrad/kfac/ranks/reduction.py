@@ -8,6 +8,10 @@ once, however unevenly the samples lie on the ranks.
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
 all ranks, and are waited for at the step (`summing`). One pass of a step does so, the last one.
+At most a few are under way at a time (`may_leave`): what has come of one is added up before the
+next leaves, and sums that cannot leave stay where they are. During a backward pass nobody waits for
+that, as other ranks may be waiting for this one there.
+
 What arrives after its bucket has left is found in a small all-reduce at the step, and sent by all
 ranks once more; so is what a share lacks whose rank has seen more samples since. Only float16 waits
 for the step: it has no number above 65504 and few below 1e-5, so all ranks first agree on a unit
@@ -81,7 +85,7 @@ class Reducer:
         """A new step that updates these factors. Buckets in flight are waited for, as all ranks
         sent them."""
         for sent in self.in_flight:
-            sent.in_flight.pending.wait()
+            self._summing.settle(sent.in_flight)
         self.due = due
         self.in_flight, self._done, self._next, self._pass = [], set(), 0, None
 
@@ -89,7 +93,7 @@ class Reducer:
         """Nothing of this step counts. Other ranks may have sent more than this one, and wait."""
         if self.overlaps:
             for index in range(self._next, len(self.buckets)):
-                self._launch(index, scale)
+                self._launch(index, scale, last=True)
 
     def complete(self, block: Block, this: object, scale: float) -> None:
         """No more will come to the sums of a block in this pass: send what can be sent.
@@ -100,8 +104,17 @@ class Reducer:
             return
         self._done.add(block.name)
         while self._next < len(self.buckets) and self._of[self._next] <= self._done:
+            if not self._summing.has_room(self._due_of(self._next), self._under_way):
+                return
             self._launch(self._next, scale)
             self._next += 1
+
+    @property
+    def _under_way(self) -> list[InFlight]:
+        return [sent.in_flight for sent in self.in_flight]
+
+    def _due_of(self, index: int) -> tuple[Reduce, ...]:
+        return tuple(op for op in self.buckets[index] if self._is_due(op))
 
     def finish(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
         """What this rank folds, of all ranks' sums since the last step."""
@@ -110,12 +123,12 @@ class Reducer:
             return self._finish_alone(samples, step.passes, scale)
         if not self.team.units:
             for index in range(self._next, len(self.buckets)):
-                self._launch(index, scale)
+                self._launch(index, scale, last=True)
         totals = self._totals(samples, step.passes, scale)
         self._unit = {factor: _unit(most) for factor, most in totals.largest.items()}
         if totals.late:  # nothing has left yet, or a pass came after its sums had
             for index in range(len(self.buckets)):
-                self._launch(index, scale)
+                self._launch(index, scale, last=True)
         if totals.rescaled:
             self._send_differences(scale)
         new_sums: dict[Block, NewSums] = {block: {} for block in blocks}
@@ -142,9 +155,10 @@ class Reducer:
         new_sums = {block: _means(block, own, samples, scale) for block, own in sums.items()}
         return StepTotals(samples, True, passes, counts, {}), new_sums
 
-    def _launch(self, index: int, scale: float) -> None:
-        """Send the sums of a bucket, zeros where there are none: other ranks wait for them."""
-        ops = tuple(op for op in self.buckets[index] if self._is_due(op))
+    def _launch(self, index: int, scale: float, *, last: bool = False) -> None:
+        """Send the sums of a bucket, zeros where there are none: other ranks wait for them.
+        ``last``: no sample follows, so that these sums are not needed again."""
+        ops = self._due_of(index)
         if not ops:
             return
         counts: dict[FactorId, int] = {}
@@ -158,7 +172,10 @@ class Reducer:
             factor /= self._unit.get(op.factor, 1.0)
             return self._share(block, name, None if own is None else own.kept, factor)
 
-        self.in_flight.append(SentBucket(self._summing.start(ops, share), scale, counts))
+        if last:  # then all ranks send all buckets, so that waiting for the first ones is safe
+            self._summing.make_room(ops, self._under_way)
+        sent = self._summing.start(ops, share, keep=not last)
+        self.in_flight.append(SentBucket(sent, scale, counts))
 
     def _send_differences(self, scale: float) -> None:
         """What shares of gradients lack that left before all samples had come: on this rank perhaps
@@ -168,9 +185,14 @@ class Reducer:
             lacking = (scale / sent.scale) ** 2 - 1.0
 
             def difference(op: SumOp, sent: SentBucket = sent, lacking: float = lacking) -> Tensor:
+                if op not in sent.in_flight.shares:  # it left at the step, with all samples
+                    numbers = self.team.plan.numbers(op)
+                    dtype = self.team.factor_wire.held_as
+                    return torch.zeros(numbers, dtype=dtype, device=self.team.device)
                 return self._summing.share(sent.in_flight, op) * lacking
 
             if ops:
+                self._summing.make_room(ops, self._under_way)
                 self.in_flight.append(SentBucket(self._summing.start(ops, difference), scale, {}))
 
     def _is_of_gradients(self, op: SumOp) -> bool:
@@ -237,17 +259,16 @@ class Reducer:
     def _arrivals(self) -> dict[FactorId, Tensor]:
         """The sums of all ranks that this one keeps, of all buckets."""
         found: dict[FactorId, Tensor] = {}
-        for sums in self._summing.finish(sent.in_flight for sent in self.in_flight):
-            for op, total in sums.items():
-                assert isinstance(op, Reduce)
-                block, name = self.team.blocks[op.factor[0]], op.factor[1]
-                total = total.to(self.team.sum_dtype)
-                if (unit := self._unit.get(op.factor, 1.0)) != 1.0:
-                    total = total * unit
-                if self.team.packed:
-                    total = block.forms[name].unpack(total)
-                found[op.factor] = found[op.factor] + total if op.factor in found else total
-        self.in_flight = []
+        buckets, self.in_flight = self._under_way, []
+        for op, total in self._summing.finish(buckets):
+            assert isinstance(op, Reduce)
+            block, name = self.team.blocks[op.factor[0]], op.factor[1]
+            total = total.to(self.team.sum_dtype)
+            if (unit := self._unit.get(op.factor, 1.0)) != 1.0:
+                total = total * unit
+            if self.team.packed:
+                total = block.forms[name].unpack(total)
+            found[op.factor] = found[op.factor] + total if op.factor in found else total
         return found
 
 

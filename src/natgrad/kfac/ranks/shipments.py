@@ -5,12 +5,12 @@ plan, so that no rank has to ask another how much will come.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from natgrad.comm.transfers import Pending
+from natgrad.comm.transfers import Pending, has_arrived
 from natgrad.comm.wire import Wire
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import Message, Op
@@ -29,30 +29,33 @@ class Addressed(Protocol):
     def numel(self) -> int: ...
 
 
-M = TypeVar("M", bound=Addressed)
-
-
 class Parcels(NamedTuple):
-    """``sent``: the words that left, in the order of messages; ``wait``: those that arrive."""
+    """``wait``: the words that arrive, in the order of messages."""
 
     pending: Pending
     sizes: list[int]
-    sent: tuple[Tensor, ...]
 
     def wait(self) -> tuple[Tensor, ...]:
         parts: tuple[Tensor, ...] = self.pending.wait().split(self.sizes)
         return parts
 
+    def arrived(self) -> bool:
+        return has_arrived(self.pending)
+
+
+# Writes what is sent, the words of each message, in their order.
+Fill = Callable[[Sequence[Tensor]], None]
+
 
 def exchange(
     team: Team,
-    outgoing: Sequence[M],
+    outgoing: Sequence[Addressed],
     incoming: Sequence[Addressed],
-    payload: Callable[[M], Tensor],
+    fill: Fill,
     wire: Wire,
     purpose: str,
 ) -> Parcels:
-    """One all-to-all: ``payload(message)``, the words of everything that leaves from here.
+    """One all-to-all of everything that leaves from here, written by ``fill``.
 
     Words hold numbers of one message only, so that each message has a size of its own.
     ``outgoing`` is sorted by receiver, ``incoming`` by sender, both otherwise in the plan's order.
@@ -63,11 +66,9 @@ def exchange(
     for arrival in incoming:
         receive[arrival.source] += wire.words(arrival.numel)
     buffer = torch.empty(sum(sizes), dtype=wire.dtype, device=team.device)
-    parts = buffer.split([wire.words(message.numel) for message in outgoing])
-    for message, part in zip(outgoing, parts, strict=True):
-        part.copy_(payload(message))
+    fill(buffer.split([wire.words(message.numel) for message in outgoing]))
     pending = team.comm.exchange(buffer, sizes, receive, purpose)
-    return Parcels(pending, [wire.words(arrival.numel) for arrival in incoming], parts)
+    return Parcels(pending, [wire.words(arrival.numel) for arrival in incoming])
 
 
 class Shipment:
@@ -78,9 +79,9 @@ class Shipment:
         self.outgoing = sorted(team.plan.outgoing(ops, team.rank), key=lambda m: m.to)
         self.incoming = sorted(team.plan.incoming(ops, team.rank), key=lambda m: m.source)
 
-    def send(self, payload: Callable[[Message], Tensor], wire: Wire, purpose: str) -> Parcels:
-        """``payload(message)``: the words of everything that leaves from here."""
-        return exchange(self.team, self.outgoing, self.incoming, payload, wire, purpose)
+    def send(self, fill: Fill, wire: Wire, purpose: str) -> Parcels:
+        """Everything that leaves from here, written by ``fill``."""
+        return exchange(self.team, self.outgoing, self.incoming, fill, wire, purpose)
 
     def arrived(self, parcels: Parcels) -> Iterator[tuple[Message, Tensor]]:
         """Everything that came, in words, from rank 0 on."""

@@ -27,6 +27,7 @@ from natgrad.kfac.motion import Motion
 from natgrad.kfac.ranks.block_specs import boxes_of, spec_of
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers.base import real
+from natgrad.linalg.threads import at_once
 from natgrad.placement import Auto, Plan, World
 from natgrad.specs import Box, Ranks, as_ranks
 
@@ -76,6 +77,8 @@ class Team:
             gradient_sum_bytes=self.gradient_wire.summed_as.itemsize,
             total_bytes=Plain(self.gradient_dtype).summed_as.itemsize,
             route=distributed.route,
+            kept_sum_bytes=self.sum_dtype.itemsize,
+            at_once=at_once() if blocks[0].device.type == "cpu" else 1,
         )
         placement = distributed.placement or Auto()
         with AllRanksAgree(comm) as agreed:

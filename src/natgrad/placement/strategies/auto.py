@@ -23,7 +23,7 @@ class Auto:
     local, and takes the fastest that fits into memory.
 
     Arguments:
-        memory_limit: bytes of factors and inverses that a rank may keep; ``None`` is
+        memory_limit: bytes that K-FAC may take on a rank at its busiest moment; ``None`` is
             ``cluster.memory``. If nothing fits, making a plan raises `SettingError`.
         cluster: speeds and memory to simulate with.
         cost: what decompositions and preconditioning cost, in operations.
@@ -78,8 +78,9 @@ class Auto:
             assert limit is not None
             assert least is not None
             raise SettingError(
-                f"Auto may keep {bytes_text(limit)} per rank, but the least that any placement "
-                f"needs is {bytes_text(least[0])}, by {least[1]}: raise memory_limit to that, use "
-                "more ranks, or a structure that keeps less for the largest layers."
+                f"Auto may take {bytes_text(limit)} per rank, but the least that any placement "
+                f"takes is {bytes_text(least[0])}, by {least[1]}, {bytes_text(least[0] - limit)} "
+                "too much: raise memory_limit to that, use more ranks, or a structure that keeps "
+                "less for the largest layers."
             )
         return replace(best[2], strategy=f"Auto: {best[2].strategy}")
