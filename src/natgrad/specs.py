@@ -292,6 +292,8 @@ class BlockSpec:
             some are merged.
         in_basis: names of those that are statistics in the eigenbasis of the decomposed ones.
         applied: numbers that preconditioning takes beside its gradient.
+        moments: numbers that steps keep: momentum, and what a geometry adds.
+        operations: of a step, beside products with the factors, such as those of a polar factor.
     """
 
     name: str
@@ -303,6 +305,8 @@ class BlockSpec:
     together: bool = False
     in_basis: tuple[str, ...] = ()
     applied: AppliedRoom = field(default=AppliedRoom())
+    moments: int = 0
+    operations: float = 0.0
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.factors]

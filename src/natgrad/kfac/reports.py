@@ -100,7 +100,9 @@ def _state(block: Block) -> str:
 
 
 def memory(blocks: list[Block], stacks: list[Stack], buffers: list[Tensor]) -> Memory:
-    purposes = ("factors", "inverses", "sums")
+    purposes = ["factors", "inverses", "sums"]
+    if any(block.moments for block in blocks):
+        purposes.append("momentum")
     rows = []
     total: Counter[str] = Counter()
     for block in blocks:

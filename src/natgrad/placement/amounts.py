@@ -54,6 +54,7 @@ class Memory:
         prepared: kept: what decomposed blocks make of their parts and the damping.
         stacks: kept: the two buffers of gradients that are preconditioned together, and those of
             the products.
+        momentum: kept: what steps follow, of the blocks that this rank preconditions.
         sums: at an update: statistics of the step.
         update: beside the sums: buckets that are sent and received, and what they add up to.
         workspace: at a refresh: what a decomposition is made in, its parts among it.
@@ -65,6 +66,7 @@ class Memory:
     inverses: int
     prepared: int = 0
     stacks: int = 0
+    momentum: int = 0
     sums: int = 0
     update: int = 0
     workspace: int = 0
@@ -74,7 +76,7 @@ class Memory:
     @property
     def kept(self) -> int:
         """From step to step."""
-        return self.factors + self.inverses + self.prepared + self.stacks
+        return self.factors + self.inverses + self.prepared + self.stacks + self.momentum
 
     @property
     def passing(self) -> int:

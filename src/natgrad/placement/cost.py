@@ -44,10 +44,10 @@ class Flops:
         return spec.work.decompose
 
     def precondition(self, block: BlockSpec) -> float:
-        """Operations of all decomposed factors of a block together.
+        """Operations of all decomposed factors of a block together, and of the geometry.
 
         Arguments:
             block: its shape, and the costs of its decomposed factors.
         """
         each = sum(block.factor(name).work.apply for name in block.decomposed)
-        return float(prod(block.shape)) * each
+        return float(prod(block.shape)) * each + block.operations

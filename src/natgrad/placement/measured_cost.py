@@ -133,7 +133,7 @@ class MeasuredCost:
             block: its shape, and the costs of its decomposed factors.
         """
         numel = float(prod(block.shape))
-        found = 0.0
+        found = block.operations
         for name in block.decomposed:
             spec = block.factor(name)
             apply = spec.work.apply

@@ -33,6 +33,9 @@ _LARGE = 2048  # larger factors are decomposed one after the other (`natgrad.kfa
 _SCRATCH = 10 << 20  # bytes of scratch that are always kept (`natgrad.linalg.workspace`)
 
 
+KEPT = ("factors", "inverses", "prepared", "stacks", "momentum")
+
+
 def by_rank(plan: Plan) -> dict[str, Numbers]:
     """Bytes of rank 0, 1, …, by the fields of `Memory`.
 
@@ -59,7 +62,7 @@ def totals(found: Mapping[str, Numbers]) -> Numbers:
     Arguments:
         found: what `by_rank` has.
     """
-    kept: Numbers = sum(found[name] for name in ("factors", "inverses", "prepared", "stacks"))  # type: ignore[assignment]
+    kept: Numbers = sum(found[name] for name in KEPT)  # type: ignore[assignment]
     moments = (found["sums"] + found["update"], found["workspace"], found["refresh"])
     most: Numbers = kept + np.maximum.reduce([*moments, found["apply"]])
     return most
@@ -84,6 +87,8 @@ def _kept(plan: Plan, found: dict[str, Numbers]) -> None:
         add(found["factors"], plan.keepers[factor], spec.numel * world.kept_factor_bytes)
         held = plan.holders.get(factor, range(0))
         add(found["inverses"], held, spec.parts * world.kept_inverse_bytes)
+    for block in plan.blocks:
+        add(found["momentum"], plan.workers[block.name], block.moments * world.kept_inverse_bytes)
     for ranks, blocks in _together(plan):
         prepared, stacks, passing = _applied(plan, blocks)
         for name, size in (("prepared", prepared), ("stacks", stacks), ("apply", passing)):
@@ -173,7 +178,7 @@ def _workspace(plan: Plan) -> Numbers:
         for name in sorted(block.decomposed):
             (rank,) = plan.decomposers[block.name, name]
             here.setdefault(rank, []).append(name)
-        large = max(spec.dim for _, spec in block.factors) > _LARGE
+        large = max((spec.dim for _, spec in block.factors), default=0) > _LARGE
         for rank, names in here.items():
             needs.setdefault(rank, []).append((_decomposed(plan, block, names), large))
     found = none(plan)

@@ -15,6 +15,7 @@ import torch
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import box_of
 from natgrad.errors import SettingError
+from natgrad.kfac.motion import Motion
 from natgrad.specs import AppliedRoom, BlockSpec, Box, FactorSpec, Piece, Ranks
 
 
@@ -30,7 +31,12 @@ def _common(one: Box, other: Box) -> Box:
 
 
 def spec_of(
-    block: Block, holders: list[dict[Box, Ranks]], world: int, *, packed: bool
+    block: Block,
+    holders: list[dict[Box, Ranks]],
+    world: int,
+    motion: Motion,
+    *,
+    packed: bool,
 ) -> BlockSpec:
     """``holders[parameter]``: the ranks that hold each box of it."""
     pieces = []
@@ -51,18 +57,26 @@ def spec_of(
         tuple(pieces),
         together=block.decomposed_together,
         in_basis=block.structure.in_basis,
-        applied=_applied(block),
+        applied=_applied(block, motion),
+        moments=sum(prod(shape) for shape in motion.kept(block.shape).values()),
+        operations=motion.geometry.operations(block.shape),
     )
 
 
-def _applied(block: Block) -> AppliedRoom:
-    """As the decomposed block says, made of parts without numbers."""
+def _applied(block: Block, motion: Motion) -> AppliedRoom:
+    """As the decomposed block says, made of parts without numbers; where a geometry whitens, the
+    roots of its factors, and what a polar factor is made of."""
+    numel = prod(block.shape)
+    if motion.geometry.function(0.0) is None:
+        dims = [block.forms[name].spec for name in block.decomposes]
+        roots = sum(s.batch * (s.dim if s.diagonal else s.dim**2) for s in dims)
+        return AppliedRoom(prepared=roots, scratch=numel, passing=4 * numel)
     names = (*block.decomposes, *block.structure.in_basis)
     parts = {
         name: tuple(torch.empty(shape, device="meta") for shape in block.part_shapes(name))
         for name in names
     }
-    return block.decomposed(parts).room(prod(block.shape))
+    return block.decomposed(parts).room(numel)
 
 
 def _in_chunks(pieces: list[Piece], rows: int, world: int) -> list[Piece] | None:

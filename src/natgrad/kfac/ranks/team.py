@@ -58,7 +58,7 @@ class Team:
         self.gradient_wire = wire_of(distributed.gradient_dtype or self.gradient_dtype)
         boxes = _boxes_of_all(comm, [boxes_of(block) for block in blocks])
         specs = [
-            spec_of(block, boxes[index], comm.size, packed=self.packed)
+            spec_of(block, boxes[index], comm.size, motion, packed=self.packed)
             for index, block in enumerate(blocks)
         ]
         world = replace(
