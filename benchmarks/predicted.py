@@ -27,6 +27,7 @@ from benchmarks.ranks import (
     STEP,
     Measured,
     Setting,
+    kept,
     measure,
 )
 from benchmarks.timing import Row, Table, render, report
@@ -104,7 +105,7 @@ def predictions(
                     predicted=1e3 * predicted,
                     measured=1e3 * measured,
                     statistics=1e3 * statistics,
-                    planned=times.memory,
+                    planned=max(kept(plan, rank) for rank in plan.world.ranks),
                     memory=max(one.memory[name] for one in results),
                 )
             )

@@ -124,16 +124,16 @@ def measure(setting: Setting) -> Measured:
         sent,
         {name: predicted(k) for name, k in kfacs.items()},
         {name: sum(k.memory().total.get(p, 0) for p in KEPT) for name, k in kfacs.items()},
-        {name: planned(k) for name, k in kfacs.items()},
+        {name: kept(k.plan, k.comm.rank) for name, k in kfacs.items()},
         {name: k.plan for name, k in kfacs.items()},
         sum(p.numel() for p in every[DDP].model.parameters()),
         stages,
     )
 
 
-def planned(k: natgrad.KFAC) -> int:
-    """Bytes that the plan says this rank keeps of what is measured."""
-    memory = k.plan.memory(k.comm.rank)
+def kept(plan: Plan, rank: int) -> int:
+    """Bytes that the plan says a rank keeps of what is measured."""
+    memory = plan.memory(rank)
     return sum(getattr(memory, kind) for kind in KEPT)
 
 
