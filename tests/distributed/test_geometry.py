@@ -93,16 +93,18 @@ def test_weights_are_those_of_one_process(world, ranks, name, layout):
 
 def train_cut(layout):
     layouts.METHODS["spectral"] = {"geometry": natgrad.Spectral(), "momentum": 0.9}
-    case = layouts.Case("transformer", layout, "spectral")
     placements = {"mem": natgrad.MemOpt(), "comm": natgrad.CommOpt()}
-    return [{key: one["weights"] for key, one in layouts.train_all([case], placements)[0].items()}]
+    cases = {
+        key: layouts.Case("transformer", layout, "spectral", one) for key, one in placements.items()
+    }
+    return {key: found["weights"] for key, found in layouts.train_all(cases).items()}
 
 
 @pytest.mark.parametrize(("ranks", "layout", "replicas"), [(2, "tp", 1), (4, "fsdp + tp", 2)])
 def test_layers_that_are_cut(world, ranks, layout, replicas):
     layouts.METHODS["spectral"] = {"geometry": natgrad.Spectral(), "momentum": 0.9}
     expected = layouts.alone(layouts.Case("transformer", layout, "spectral"), replicas)
-    for (found,) in world.run(train_cut, layout, ranks=ranks):
+    for found in world.run(train_cut, layout, ranks=ranks):
         for placement, own in found.items():
             assert_same(own, expected, placement)
 
