@@ -226,7 +226,7 @@ def compare(
         float | None,
         typer.Option(
             "--target",
-            help="The metric to get to; by default what SGD ends with.",
+            help="The metric to get to; by default where the best rival ends.",
             metavar="NUMBER",
         ),
     ] = None,

@@ -83,6 +83,11 @@ class Contender:
         return OPTIMIZERS[name].missing() if name in OPTIMIZERS else ""
 
     @property
+    def is_natgrads(self) -> bool:
+        """Whether it is of this library, and not one that it is compared with."""
+        return self.preconditioned or self.settings.get("optimizer") == "naturalmuon"
+
+    @property
     def preconditioned(self) -> bool:
         return bool(self.settings.get("kfac"))
 

@@ -92,17 +92,21 @@ def score(setup: ComparisonSetup, run: ComparedRun) -> Score:
 
 
 def target(setup: ComparisonSetup, found: Mapping[str, EndedRuns]) -> tuple[float | None, str]:
-    """And where it comes from."""
+    """And where it comes from. To be sooner where a weak optimizer ends says little, so it is where
+    the best of those ends that are not natgrad's; where all are, the first one."""
     if setup.target is not None:
         return setup.target, "given"
-    first = [one for one in setup.contenders if one.key == "sgd"]
-    for one in [*first, *setup.contenders]:
+    ends: dict[Contender, float] = {}
+    for one in setup.contenders:
         runs = found[one.key].runs if one.key in found else []
         finals = [run.judged(setup.measure, None).final for run in runs]
-        ends = [value for value in finals if value is not None]
-        if ends:
-            return median(ends), f"what {one.name} ends with"
-    return None, "nothing has come to its end yet"
+        if there := [value for value in finals if value is not None]:
+            ends[one] = median(there)
+    if not ends:
+        return None, "nothing has come to its end yet"
+    others = [one for one in ends if not one.is_natgrads]
+    best = min(others, key=lambda one: setup.measure.low(ends[one]), default=next(iter(ends)))
+    return ends[best], f"what {best.name} ends with"
 
 
 def assembled(

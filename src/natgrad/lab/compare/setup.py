@@ -62,8 +62,7 @@ class ComparisonSetup:
         metric: by which runs are judged: one that the task's loss has.
         on: whether on ``"test"`` data or on ``"fit"``, training data.
         target: value of the metric, for the steps and seconds to it; ``None`` is the median of what
-            SGD's runs end with, or, without SGD, those of the first contender that has come to its
-            end.
+            the runs of the best contender end with that is not natgrad's.
         threads: of torch; ``None`` leaves them as they are.
         name: of the comparison, for reports.
     """

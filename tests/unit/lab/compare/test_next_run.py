@@ -131,7 +131,7 @@ def test_the_edge():
 
 
 @pytest.mark.parametrize("order", [("kfac", "sgd"), ("sgd", "kfac")])
-def test_the_target_is_what_sgd_ends_with(order):
+def test_the_target_is_what_a_rival_ends_with(order):
     asked = made.setup(*order)
     ends = (0.3, 0.1, 0.2)
     found = {
@@ -141,6 +141,14 @@ def test_the_target_is_what_sgd_ends_with(order):
     assert target(asked, found) == (median(ends), "what SGD ends with")
     found["sgd"].runs.append(made.diverged())
     assert target(asked, found) == (0.2, "what SGD ends with")
+
+
+def test_the_target_is_that_of_the_best_rival():
+    asked = made.setup("sgd", "adamw", "kfac", "naturalmuon")
+    ends = {"sgd": 0.3, "adamw": 0.2, "kfac": 0.1, "naturalmuon": 0.05}
+    found = {key: EndedRuns([], [made.run(end)]) for key, end in ends.items()}
+    assert target(asked, found) == (0.2, "what AdamW ends with")
+    assert [one.is_natgrads for one in asked.contenders] == [False, False, True, True]
 
 
 def test_the_target_without_sgd_or_any_end():
