@@ -32,7 +32,7 @@ class Tape:
         _check(structure)
         with problem.ready():
             self.blocks, uncovered = discover(
-                problem.model, Choice(structure, Eigen(), None, (), None, 0)
+                problem.model, Choice(structure, Eigen(), None, (), None, 0, split={})
             )
         names = {clean(name): name for name in problem.parameters}
         self.uncovered = {names[n]: u for n, u in uncovered.items() if n in names}

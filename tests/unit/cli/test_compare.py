@@ -160,8 +160,8 @@ def test_a_schedule_of_steps_gives_way_to_another(natgrad, monkeypatch, tmp_path
         (
             (*TASK, "--out", "x", "--optimizers", "sgd,adam"),
             "There is no optimizer 'adam': name some of sgd, adamw, muon, soap, shampoo, lamb, "
-            "kfac, kfac-adamw, preset, with commas, or your own as module:function; kfac- before "
-            "the name of an optimizer puts K-FAC in front of it.",
+            "kfac, kfac-adamw, naturalmuon, preset, naturalmuon-mc, with commas, or your own as "
+            "module:function; kfac- before the name of an optimizer puts K-FAC in front of it.",
         ),
         (
             (*TASK, "--out", "x", "--optimizers", ","),

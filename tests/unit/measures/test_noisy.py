@@ -237,7 +237,10 @@ def errors():
         "cholesky": (lambda: noisy_of(cholesky), r"which Cholesky\(\) does not give for '0'"),
         "twice": (drawn.sample, r"The weights are a sample already: call restore\(\)"),
         "step": (drawn.step, "moves the mean, but the weights are a sample: leave the"),
-        "damping": (low.step, "damping of '0' is 1e-06 but must be at least .* = 0.02: give KFAC"),
+        "damping": (
+            low.step,
+            "damping of '0' is 1e-06 but must be a number and at least .* = 0.02: give KFAC",
+        ),
         "elsewhere": (away.sample, "decomposition of LayerNorm '2' is on other ranks"),
         "state": (lambda: fresh.load_state_dict({"seed": 1}), r"has the keys \['seed'\] but that"),
     }

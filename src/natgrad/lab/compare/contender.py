@@ -155,7 +155,7 @@ def chosen_contenders(
     """Those of ``words``, each of which is a key of ``known``, any optimizer, or K-FAC before
     one."""
     found = []
-    known = {**MORE, **known}
+    known = {**known, **MORE}
     for word in words:
         name = word.removeprefix(_KFAC)
         if word not in known and name not in OPTIMIZERS and not is_path(name):

@@ -66,8 +66,12 @@ class NoLog:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, in their order."""
-    return _lines(folder / NAME)
+    """The lines of a run's log, in their order; raises ``UnicodeDecodeError`` for a file that is no
+    log at all."""
+    path = folder / NAME
+    if not (found := _lines(path)) and path.exists():
+        path.read_text(encoding="utf-8")
+    return found
 
 
 def kfac_share(lines: Iterable[Mapping[str, Any]]) -> float | None:

@@ -29,6 +29,7 @@ def test_those_that_were_asked_for():
         "lamb",
         "kfac",
         "kfac-adamw",
+        "naturalmuon",
     ]
     assert all(key == one.key for key, one in CONTENDERS.items())
 

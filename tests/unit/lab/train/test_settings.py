@@ -74,8 +74,8 @@ def test_a_missing_file(tmp_path):
         (
             {"optimizer": "adam"},
             "There is no optimizer 'adam': name one of sgd, adamw, lars, lamb, muon, soap, "
-            "shampoo, or an optimizer class, or a function (params, lr) that returns one, as "
-            "module:function.",
+            "naturalmuon, shampoo, or an optimizer class, or a function (params, lr) that returns "
+            "one, as module:function.",
         ),
         ({"lr": -1.0}, "lr is -1.0 but must be finite and above 0: pass such a number."),
         ({"lr": "0.1"}, "lr is '0.1' but must be a number: write one."),
