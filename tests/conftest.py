@@ -43,6 +43,27 @@ def pytest_collection_modifyitems(config, items):
             items=[item for index, item in enumerate(items) if index not in kept]
         )
         items[:] = [item for index, item in enumerate(items) if index in kept]
+    if (workers := getattr(config, "workerinput", {}).get("workercount", 1)) > 1:
+        items[:] = long_ones_first(items, workers)
+
+
+def long_ones_first(items, workers):
+    """Every worker begins with an equal share of the tests that start processes: with such a one at
+    the end of the run, all others would wait for it. Neighbours, which share fixtures, stay
+    together. (Each worker gets an equal part of the list, from its beginning to its end.)"""
+    long = [item for item in items if "distributed" in item.path.parts or _is_slow(item)]
+    known = set(map(id, long))
+    short = [item for item in items if id(item) not in known]
+    found = []
+    for worker in range(workers):
+        for some in (long, short):
+            first, end = (len(some) * k // workers for k in (worker, worker + 1))
+            found += some[first:end]
+    return found
+
+
+def _is_slow(item):
+    return item.get_closest_marker("slow") is not None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ nothing. Where the preconditioner is copied as well, as in ``copy.deepcopy((mode
 kfac))``, the hooks in the copied model are those of the copied preconditioner.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any
@@ -27,8 +28,8 @@ class Hook:
 
     def __init__(self, does: Callable[..., None] | None = None) -> None:
         self.does = does
+        _stay_outside()
 
-    @torch.compiler.disable(reason=_OUTSIDE)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any) -> None:
         if self.does is not None:
             self.does(*args)
@@ -38,6 +39,14 @@ class Hook:
 
     def __reduce__(self) -> Any:
         return Hook, ()
+
+
+def _stay_outside() -> None:
+    """Keep hooks out of compiled code, once anything can be compiled: to import the compiler takes
+    half a second, which a program that does not use it need not spend."""
+    if "torch._dynamo" in sys.modules and not hasattr(Hook.__call__, "_torchdynamo_disable"):
+        outside = torch.compiler.disable(Hook.__call__, reason=_OUTSIDE)
+        Hook.__call__ = outside  # type: ignore[method-assign]
 
 
 # A module's method, such as ``register_forward_hook``, what is done, and how it is registered.

@@ -8,13 +8,13 @@ Statistics and preconditioning keep their precision inside autocast. A GradScale
 taken out of ``.grad`` by ``unscale_``, and out of captured gradients by division.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
@@ -22,11 +22,18 @@ from torch.optim import Optimizer
 from natgrad.comm.layouts import AVERAGING
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what ``torch.compile`` returns. Nothing is, unless the compiler was imported,
+    which takes half a second."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and isinstance(module, compiler.OptimizedModule)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside ``torch.compile`` and data-parallel wrappers."""
     while True:
-        if isinstance(model, OptimizedModule):
-            model = model._orig_mod
+        if is_compiled(model):
+            model = model._orig_mod  # type: ignore[assignment]
         elif isinstance(model, (*AVERAGING, nn.DataParallel)):
             model = model.module  # type: ignore[assignment]
         else:
@@ -38,7 +45,7 @@ class Compiled:
 
     def __init__(self, model: nn.Module) -> None:
         self._all = list(model.modules())
-        self._wrappers = [(m, m.forward) for m in self._all if isinstance(m, OptimizedModule)]
+        self._wrappers = [(m, m.forward) for m in self._all if is_compiled(m)]
         self._modules: list[tuple[nn.Module, Any]] = []
         self.eager = False
 
@@ -52,7 +59,8 @@ class Compiled:
             return
         self.eager = wanted
         for wrapper, compiled in self._wrappers:
-            wrapper.forward = wrapper._orig_mod.__call__ if wanted else compiled
+            inside: Any = wrapper._orig_mod
+            wrapper.forward = inside.__call__ if wanted else compiled
         if wanted:
             self._modules = [(m, m._compiled_call_impl) for m in self._all if m._compiled_call_impl]
             for module, _ in self._modules:

@@ -5,6 +5,7 @@ range of indices for each dimension. Ranks tell each other their boxes once, the
 boxes travel, and K-FAC needs no code for each kind of parallelism.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -36,11 +37,16 @@ AVERAGING: list[type[nn.Module]] = [nn.parallel.DistributedDataParallel]
 
 if dist.is_available():
     from torch.distributed import ProcessGroup
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor, distribute_tensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+_TENSOR, _FSDP = "torch.distributed.tensor", "torch.distributed.fsdp"
+_COLLECTIVES = "torch.distributed._functional_collectives"
+
+
+def _loaded(module: str, name: str) -> Any:
+    """A class, or no class if nobody has imported its module: then nothing can be an object of it,
+    and to import these modules takes as long as all of natgrad."""
+    return getattr(sys.modules.get(module), name, ())
 
 
 def is_sharded(t: Tensor) -> bool:
@@ -49,7 +55,7 @@ def is_sharded(t: Tensor) -> bool:
     Arguments:
         t: a parameter or gradient.
     """
-    return dist.is_available() and isinstance(t, DTensor)
+    return isinstance(t, _loaded(_TENSOR, "DTensor"))
 
 
 def full_tensor(value: Any) -> Any:
@@ -69,7 +75,7 @@ def full_tensor(value: Any) -> Any:
 
 
 def _is_being_gathered(t: Tensor) -> bool:
-    return dist.is_available() and isinstance(t, AsyncCollectiveTensor)
+    return isinstance(t, _loaded(_COLLECTIVES, "AsyncCollectiveTensor"))
 
 
 def reshard_like(t: Tensor, other: Tensor) -> Tensor:
@@ -81,6 +87,8 @@ def reshard_like(t: Tensor, other: Tensor) -> Tensor:
     """
     if not is_sharded(other):
         return t
+    from torch.distributed.tensor import distribute_tensor
+
     mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
     return distribute_tensor(t, mesh, placements, src_data_rank=None)
 
@@ -106,6 +114,8 @@ def box_of(t: Tensor) -> Box:
     """
     if not is_sharded(t):
         return tuple((0, size) for size in t.shape)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(
         t.shape,
         t.device_mesh,  # type: ignore[attr-defined]
@@ -150,9 +160,8 @@ def last_backward(model: nn.Module) -> Callable[[], bool] | None:
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return lambda ddp=module: bool(ddp.require_backward_grad_sync)  # type: ignore[misc]
-    if not dist.is_available():
-        return None
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    fsdp = _loaded(_FSDP, "FSDPModule")
+    sharded = [module for module in model.modules() if isinstance(module, fsdp)]
     if not sharded:
         return None
     return lambda: all(g.reduce_grads and g.all_reduce_grads for g in _fsdp_groups(sharded))
@@ -170,10 +179,12 @@ def first_tensor_parallel_rank(model: nn.Module, ranks: Sequence[int], rank: int
     if not dist.is_available():
         return rank
     averaged: set[int] = set()  # over these FSDP takes means, so they see different samples
-    for group in _fsdp_groups(m for m in model.modules() if isinstance(m, FSDPModule)):
+    fsdp = _loaded(_FSDP, "FSDPModule")
+    for group in _fsdp_groups(m for m in model.modules() if isinstance(m, fsdp)):
         averaged.update(_processes(group.mesh_info.mesh))
     peers = {ranks[rank]}
-    for mesh in {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}:
+    sharded: list[Any] = [p for p in model.parameters() if is_sharded(p)]
+    for mesh in {p.device_mesh for p in sharded}:
         here = mesh.get_coordinate()
         assert here is not None
         own: list[int | slice] = []
@@ -200,13 +211,14 @@ def check_layout(model: nn.Module, ranks: Sequence[int]) -> None:
                 f"Parameter {name!r} is a part of a layer and does not tell which, as DDP has made "
                 "it, by device_mesh: use fully_shard, on a mesh of (replicas, 1) to shard nothing."
             )
-        if isinstance(p, DTensor) and not set(ranks).issuperset(_processes(p.device_mesh)):
+        mesh = getattr(p, "device_mesh", None)
+        if mesh is not None and not set(ranks).issuperset(_processes(mesh)):
             raise SettingError(
-                f"Parameter {name!r} is spread over processes {_processes(p.device_mesh)} but "
+                f"Parameter {name!r} is spread over processes {_processes(mesh)} but "
                 f"KFAC's group has {sorted(ranks)}: pass a group that has all of them, or None."
             )
     for module in model.modules():
-        if isinstance(module, FullyShardedDataParallel):
+        if isinstance(module, _loaded(_FSDP, "FullyShardedDataParallel")):
             raise SettingError(
                 "The model is a FullyShardedDataParallel, or has one inside, which makes one flat "
                 "parameter of many layers: use torch.distributed.fsdp.fully_shard instead."
