@@ -262,6 +262,11 @@ def contradictions(s: Settings) -> Iterator[str]:
             "damping_target and damping_steps belong together but one of them is 0: pass both, or "
             "none for a damping that stays."
         )
+    if s.optimizer == "naturalmuon" and s.kfac:
+        yield (
+            "optimizer naturalmuon preconditions gradients itself but kfac is on: turn kfac off, "
+            "or pass another optimizer."
+        )
     if (s.displacement or s.coupled) and s.optimizer != "sgd":
         yield (
             f"displacement and coupled belong to optimizer sgd but it is {s.optimizer}: leave them "

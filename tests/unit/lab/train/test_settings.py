@@ -77,6 +77,11 @@ def test_a_missing_file(tmp_path):
             "naturalmuon, shampoo, or an optimizer class, or a function (params, lr) that returns "
             "one, as module:function.",
         ),
+        (
+            {"optimizer": "naturalmuon"},
+            "optimizer naturalmuon preconditions gradients itself but kfac is on: turn kfac off, "
+            "or pass another optimizer.",
+        ),
         ({"lr": -1.0}, "lr is -1.0 but must be finite and above 0: pass such a number."),
         ({"lr": "0.1"}, "lr is '0.1' but must be a number: write one."),
         ({"batch_size": 0}, "batch_size is 0 but must be finite and above 0: pass such a number."),
