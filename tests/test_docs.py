@@ -153,11 +153,15 @@ def test_arguments_of_kfac_exist(page):
             assert arguments_of_kfac(block.source) <= known
 
 
-def test_the_readme_starts_with_a_diff_of_two_lines_that_works():
-    """Two lines are added to a training loop, and the loop then trains."""
-    first = next(block for block in blocks(read(ROOT / "README.md")))
-    assert first.language == "diff"
-    after, added = patched(first.source)
+def test_the_readme_starts_with_one_line_and_then_two_that_work():
+    """One is replaced, or two are added to a training loop, and the loop then trains."""
+    first, second = [b for b in blocks(read(ROOT / "README.md")) if b.language == "diff"]
+    one, line = patched(first.source)
+    assert line == ["optimizer = natgrad.NaturalMuon(model)"]
+    made = {"natgrad": natgrad, "model": torch.nn.Linear(4, 3)}
+    exec(compile(one, "README.md", "exec"), made)
+    assert isinstance(made["optimizer"], torch.optim.Optimizer)
+    after, added = patched(second.source)
     assert added == ["kfac = natgrad.KFAC(model, optimizer)", "kfac.step()"]
     model = torch.nn.Linear(4, 3)
     before = model.weight.detach().clone()
