@@ -18,7 +18,8 @@ DEMO   ?= demo
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
 COMPARED := --optimizers sgd,adamw,muon,soap,kfac,naturalmuon-mc --trials 4 --threads 1 --resume
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
+# Compiling all of torch, transformers and scikit-learn takes longer than compiling what is imported of them.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick test-vision check bench clean
@@ -31,7 +32,11 @@ demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m natgrad compare --preset digits-cnn $(COMPARED) --out $(DEMO)/classifier $(ARGS)
 	@$(BIN)/python -m natgrad report $(DEMO)/autoencoder $(DEMO)/classifier --out $(DEMO)/index.html
 
-test: check
+# Every worker collects all tests. In a new clone each would rewrite their assertions first, so that is done
+# once, beside mypy, which has one thread. (What is wrong with a test is said by the run that follows.)
+test: $(VENV)/dev.stamp
+	@$(BIN)/python -m pytest --collect-only -qq $(ARGS) >/dev/null 2>&1 & $(MAKE) --no-print-directory check; \
+		found=$$?; wait; exit $$found
 	@echo "tests: pytest with $(WORKERS) workers"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
