@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from own_modules import ChannelsNorm, OnePlusWeight, RightProduct
+
 
 @dataclass(frozen=True)
 class Case:
@@ -387,11 +389,23 @@ NORM = [
     ),
     Case("rmsnorm", lambda: nn.RMSNorm(5), randn(3, 5)),
     Case("rmsnorm-2d-shape", lambda: nn.RMSNorm((2, 3), eps=0.1), randn(2, 3)),
+    Case("own-rmsnorm", lambda: OnePlusWeight(5), randn(3, 5)),
+    Case("own-channelnorm", lambda: ChannelsNorm(3), randn(3, 2, 5)),
     Case("groupnorm", lambda: nn.GroupNorm(2, 4), randn(4, 3)),
     Case("groupnorm-2d", lambda: nn.GroupNorm(1, 3), randn(3, 2, 5)),
     Case("groupnorm-no-space", lambda: nn.GroupNorm(2, 6), randn(6)),
     *with_statistics(training=True),
     *with_statistics(training=False),
+]
+
+# Seldom, or not of torch.
+OTHERS = [
+    Case("own-right-product", lambda: RightProduct(3, 2), randn(5, 3)),
+    Case(
+        "bilinear",
+        lambda: nn.Bilinear(2, 3, 2),
+        lambda n: tuple(torch.randn(n, 4, k, dtype=torch.float64) for k in (2, 3)),
+    ),
 ]
 
 ATTENTION = [
@@ -423,7 +437,7 @@ REUSED = [
     Case("tied-beside-linear", BesideTied, indices(3, 4)),
 ]
 
-CASES = [*LINEAR, *CONV, *EMBEDDING, *NORM, *ATTENTION, *REUSED]
+CASES = [*LINEAR, *CONV, *EMBEDDING, *NORM, *OTHERS, *ATTENTION, *REUSED]
 
 
 # Small networks of several layers.

@@ -5,6 +5,7 @@ for sample `n` and position `s` a layer computes `W a[n, s]`, and `g[n, s]` is t
 loss of sample `n`. Columns of a convolution are ordered (kernel position, channel).
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -118,7 +119,9 @@ def vmapped_gradients(case: Case, model: nn.Module, inputs: tuple[Any, ...]) -> 
         return losses(case, torch.func.functional_call(model, dict(values), alone)).sum()
 
     axes = (None, *(case.batch_axis for _ in inputs))
-    return torch.func.vmap(torch.func.grad(loss), in_dims=axes)(parameters, *inputs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # of bilinear
+        return torch.func.vmap(torch.func.grad(loss), in_dims=axes)(parameters, *inputs)
 
 
 def mixes_samples(module: nn.Module) -> bool:
@@ -194,8 +197,12 @@ def views_of(case: Case, model: nn.Module, call: Call, g: Tensor, n: int) -> Ite
         g = g if case.batched else g.unsqueeze(0)
         a, gs = patches(m, x), by_group(g, m.groups)
         yield with_bias(model, call, a, gs, lambda w: conv_matrix(w, m.groups), m.groups)
-    elif isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D":
-        turned = type(m).__name__ == "Conv1D"
+    elif isinstance(m, nn.Bilinear):
+        pairs = torch.einsum("...i,...j->...ij", *(t.detach() for t in call.args)).flatten(-2)
+        a, gs = tokens(case, pairs, n), tokens(case, g, n)
+        yield with_bias(model, call, a, gs, lambda w: w.flatten(1)[None], 1)
+    elif isinstance(m, nn.Linear) or type(m).__name__ in ("Conv1D", "RightProduct"):
+        turned = not isinstance(m, nn.Linear)
         a, gs = tokens(case, x, n), tokens(case, g, n)
         users = users_of(model, m.weight)
         if any(isinstance(other, nn.Embedding) for _, other in users):

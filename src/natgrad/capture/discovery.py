@@ -103,8 +103,10 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
         if id(parameter) in covered:
             uncovered.pop(full, None)
         elif full not in uncovered or id(parameter) in biases:
-            reason = "a bias of a tied weight" if parameter.requires_grad else "frozen"
-            uncovered[full] = Uncovered(full, "", reason)
+            reason = "a bias of a tied weight"
+            if id(parameter) not in biases:
+                reason = "its module computes its weight from it, and KFAC steps weights themselves"
+            uncovered[full] = Uncovered(full, "", reason if parameter.requires_grad else "frozen")
     if not blocks:
         reasons = sorted({f"{u.kind or u.name}: {u.reason}" for u in uncovered.values()})
         raise CoverageError(

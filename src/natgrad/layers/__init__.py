@@ -5,7 +5,16 @@ A layer brings what a module's forward and backward pass show into the shapes ``
 placement) then works for every kind of module. ``@register`` adds one.
 """
 
-from natgrad.layers import attention, conv, embedding, linear, norm, recurrent
+from natgrad.layers import (
+    attention,
+    behaviour,
+    bilinear,
+    conv,
+    embedding,
+    linear,
+    norm,
+    recurrent,
+)
 from natgrad.layers.base import Layer, SharedInput
 from natgrad.layers.elementwise import Elementwise
 from natgrad.layers.registry import NotCovered, layers_of, register, registered
@@ -16,6 +25,8 @@ __all__ = [
     "NotCovered",
     "SharedInput",
     "attention",
+    "behaviour",
+    "bilinear",
     "conv",
     "embedding",
     "layers_of",

@@ -20,15 +20,30 @@ _PIECE = 1 << 19  # numbers
 
 
 class Trailing(Elementwise[Any]):
-    """Normalises over the last axes: every element of ``normalized_shape`` is a row."""
+    """Normalises over the last axes: every element of ``normalized_shape`` is a row.
 
-    def __init__(self, name: str, module: Any) -> None:
+    Arguments:
+        name: of the module in the model, as `named_modules` has it.
+        module: its ``weight`` and ``bias``, those that require gradients, become the matrix.
+        normalized_shape: for a module that does not say it, with ``eps``.
+        eps: what is added to the variance, or to the mean square.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: Any,
+        normalized_shape: tuple[int, ...] | None = None,
+        eps: float | None = None,
+    ) -> None:
         super().__init__(name, module)
-        self.input_features = self.output_features = len(module.normalized_shape)
+        self.normalized_shape = normalized_shape or tuple(module.normalized_shape)
+        self.eps: Any = module.eps if normalized_shape is None else eps
+        self.input_features = self.output_features = len(self.normalized_shape)
 
     @property
     def rows(self) -> int:
-        return prod(self.module.normalized_shape)
+        return prod(self.normalized_shape)
 
     def split(self, weight: Tensor) -> Tensor:
         return weight.reshape(-1)
@@ -38,7 +53,7 @@ class Trailing(Elementwise[Any]):
 
     def _positions(self, t: Tensor) -> Tensor:
         """``[n, ..., *normalized_shape]`` -> ``[n, s, rows]``."""
-        features = len(self.module.normalized_shape)
+        features = len(self.normalized_shape)
         if t.ndim == features + 1:
             t = t.unsqueeze(1)
         return t.flatten(1, t.ndim - 1 - features).flatten(2)
@@ -50,15 +65,15 @@ class Trailing(Elementwise[Any]):
 @register(nn.LayerNorm)
 class LayerNorm(Trailing):
     def normalised(self, x: Tensor) -> Tensor:
-        m = self.module
-        return self._positions(F.layer_norm(x.to(real(x.dtype)), m.normalized_shape, eps=m.eps))
+        x = x.to(real(x.dtype))
+        return self._positions(F.layer_norm(x, self.normalized_shape, eps=self.eps))
 
 
 @register(nn.RMSNorm)
 class RMSNorm(Trailing):
     def normalised(self, x: Tensor) -> Tensor:
-        m = self.module
-        return self._positions(F.rms_norm(x.to(real(x.dtype)), m.normalized_shape, eps=m.eps))
+        x = x.to(real(x.dtype))
+        return self._positions(F.rms_norm(x, self.normalized_shape, eps=self.eps))
 
 
 class Channels(Elementwise[Any]):
@@ -70,6 +85,31 @@ class Channels(Elementwise[Any]):
 
     def gradients(self, g: Tensor) -> Tensor:
         return self._positions(g)
+
+
+class ChannelNorm(Channels):
+    """A LayerNorm, or an RMSNorm where it is not ``centred``, over the channels of each pixel.
+
+    Arguments:
+        name: of the module in the model.
+        module: whose ``weight`` and ``bias`` have a number for each channel.
+        channels: how many.
+        eps: what is added to the variance, or to the mean square.
+        centred: whether the mean is subtracted.
+    """
+
+    def __init__(self, name: str, module: Any, channels: int, eps: float, *, centred: bool) -> None:
+        super().__init__(name, module)
+        self.channels, self.eps, self.centred = channels, eps, centred
+        self.input_features = self.output_features = None
+
+    @property
+    def rows(self) -> int:
+        return self.channels
+
+    def normalised(self, x: Tensor) -> Tensor:
+        norm = F.layer_norm if self.centred else F.rms_norm
+        return norm(self._positions(x.to(real(x.dtype))), (self.channels,), eps=self.eps)
 
 
 @register(nn.GroupNorm)

@@ -16,6 +16,9 @@ class Views(Protocol):
 
 T = TypeVar("T", bound=Views)
 _VIEWS: dict[type[nn.Module] | str, Views] = {}
+# Finds the layers of a module that no class is registered for; a string says why there are none.
+Fallback = Callable[[str, nn.Module], "Layer[Any] | Sequence[Layer[Any]] | str | None"]
+_FALLBACKS: list[Fallback] = []
 
 
 class NotCovered(Exception):  # noqa: N818 (it is an answer, not an error)
@@ -41,6 +44,29 @@ def register(*modules: type[nn.Module] | str) -> Callable[[T], T]:
     return add
 
 
+def by_behaviour(find: Fallback) -> Fallback:
+    """Decorator of a function that is asked for modules whose class is not registered.
+
+    Arguments:
+        find: from a name and a module to its layers, to why it has none, or to None for "I do not
+            know it".
+    """
+    _FALLBACKS.append(find)
+    return find
+
+
+def views_of_base(cls: type[nn.Module]) -> tuple[type[nn.Module], Views] | None:
+    """The next class that a class derives from and that is registered, with what makes its layers.
+
+    Arguments:
+        cls: of a module with a ``forward`` of its own.
+    """
+    for base in cls.__mro__:
+        if (views := _VIEWS.get(base)) is not None:
+            return base, views
+    return None
+
+
 def registered() -> dict[str, Views]:
     """What makes the layers of each module, by the module's name, sorted."""
     named = {m if isinstance(m, str) else m.__name__: views for m, views in _VIEWS.items()}
@@ -51,20 +77,33 @@ def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
     """The layers that stand for ``module``, or the reason why there are none.
 
     Wrappers such as ``fully_shard`` replace ``type(module)`` by a subclass, so base classes are
-    looked through, but not past one with a ``forward`` of its own: that is another computation.
+    looked through, but not past one with a ``forward`` of its own: that may be another computation,
+    which is then found out by trying it (`natgrad.layers.behaviour`).
 
     Arguments:
         name: of the module in the model, which layers get as theirs.
         module: one that has parameters of its own.
     """
-    for cls in type(module).__mro__:
-        views = _VIEWS.get(cls) or _VIEWS.get(f"{cls.__module__}.{cls.__qualname__}")
-        if views is not None:
-            try:
-                made = views(name, module)
-            except NotCovered as why:
-                return str(why)
-            return list(made) if isinstance(made, Sequence) else [made]
-        if "forward" in vars(cls):
-            break
-    return f"no layer is registered for {type(module).__name__}"
+    try:
+        for cls in type(module).__mro__:
+            views = _VIEWS.get(cls) or _VIEWS.get(f"{cls.__module__}.{cls.__qualname__}")
+            if views is not None:
+                return _listed(views(name, module))
+            if "forward" in vars(cls):
+                break
+        for find in _FALLBACKS:
+            if (found := find(name, module)) is not None:
+                return found if isinstance(found, str) else _listed(found)
+    except NotCovered as why:
+        return str(why)
+    return f"no layer is registered for {_name_of(type(module))}"
+
+
+def _listed(made: "Layer[Any] | Sequence[Layer[Any]]") -> "list[Layer[Any]]":
+    return list(made) if isinstance(made, Sequence) else [made]
+
+
+def _name_of(cls: type[nn.Module]) -> str:
+    """With its module where a class of the same name is registered: "no layer for Linear" would
+    not be believed."""
+    return f"{cls.__module__}.{cls.__qualname__}" if cls.__name__ in registered() else cls.__name__
