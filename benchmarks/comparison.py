@@ -53,16 +53,17 @@ def run(name: str, one: BenchmarkTask, folder: Path, threads: int, seeds: int) -
 
 def small(found: Comparison) -> Comparison:
     """As it is committed: of trials that have ended only what they ended with, numbers of other
-    curves to seven digits."""
+    curves to seven digits, and judged by these."""
+    target = None if found.target is None else _digits(found.target)
     entries = [
         replace(
             one,
-            trials=tuple(_end(trial) for trial in one.trials),
-            runs=tuple(_rounded(each) for each in one.runs),
+            trials=tuple(_end(trial).judged(found.measure, target) for trial in one.trials),
+            runs=tuple(_rounded(each).judged(found.measure, target) for each in one.runs),
         )
         for one in found.entries
     ]
-    return replace(found, entries=tuple(entries))
+    return replace(found, entries=tuple(entries), target=target)
 
 
 def _end(trial: ComparedRun) -> ComparedRun:
@@ -74,11 +75,13 @@ def _end(trial: ComparedRun) -> ComparedRun:
 
 
 def _rounded(one: ComparedRun) -> ComparedRun:
-    def digits(column: Sequence[float]) -> tuple[float, ...]:
-        return tuple(float(f"{value:.7g}") for value in column)
+    values = {name: tuple(map(_digits, column)) for name, column in one.curve.values.items()}
+    seconds = tuple(map(_digits, one.curve.seconds))
+    return replace(one, curve=ComparedCurve(one.curve.steps, seconds, values))
 
-    values = {name: digits(column) for name, column in one.curve.values.items()}
-    return replace(one, curve=ComparedCurve(one.curve.steps, digits(one.curve.seconds), values))
+
+def _digits(value: float) -> float:
+    return float(f"{value:.7g}")
 
 
 def _note(where: Path) -> None:
