@@ -79,7 +79,8 @@ def test_it_runs_goes_on_and_is_written(page):
     more = asked(page, "--seeds", "2")
     second = Comparison.read(where)
     assert [one.chosen for one in second.entries] == [one.chosen for one in first.entries]
-    assert [one.trials for one in second.entries] == [one.trials for one in first.entries]
+    for one, other in zip(first.entries, second.entries, strict=True):
+        assert [(t.lr, t.curve) for t in one.trials] == [(t.lr, t.curve) for t in other.trials]
     assert [len(one.runs) for one in second.entries] == [2, 2]
     assert "then 2 other seeds" in more
     assert json.loads((where / "facts.json").read_text())["commit"]
