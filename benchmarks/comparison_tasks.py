@@ -155,10 +155,10 @@ TASKS: dict[str, BenchmarkTask] = {
         most_trials=7,
     ),
     "mnist-deep-autoencoder": BenchmarkTask(
-        "Autoencoder 784-1000-500-250-30 on MNIST, 500 steps of 500",
+        "Autoencoder 784-1000-500-250-30 on MNIST, 300 steps of 500",
         "mnist-deep-autoencoder",
         left_out={"shampoo": _ROOTS},
-        tuning_steps=120,
+        tuning_steps=100,
         most_trials=7,
     ),
     "bert-wikitext2": BenchmarkTask(
