@@ -47,6 +47,7 @@ from natgrad.tables import Column, Table
 # Flags of the task that help shows; --flags lists all.
 MAIN = ("data", "network", "batch_size", "epochs", "steps", "weight_decay", "seed")
 ELSE = ("target", "metric")  # which are others here
+MOST_TRIALS = 9  # if neither --trials nor --most-trials is given
 _DECIDED = ("evaluate_every", "checkpoint_every", "fit_samples")  # unless flags or a file say more
 
 
@@ -56,6 +57,8 @@ class Options:
 
     optimizers: str | None
     trials: int | None
+    most_trials: int | None
+    tuning_steps: int | None
     seeds: int | None
     metric: str | None
     on: str | None
@@ -66,9 +69,15 @@ class Options:
 
     def plain(self) -> dict[str, Any]:
         """What is given and goes to the setup as it is."""
-        names = ("trials", "seeds", "metric", "on", "target", "threads", "name")
-        found = {name: getattr(self, name) for name in names}
+        names = ("trials", "most_trials", "tuning_steps", "seeds", "metric", "on", "target")
+        found = {name: getattr(self, name) for name in (*names, "threads", "name")}
         return {name: value for name, value in found.items() if value is not None}
+
+    def beginning(self) -> dict[str, Any]:
+        """The same for a comparison that begins: where nothing is said of trials, their number
+        follows from what they find."""
+        found = self.plain()
+        return {**({} if "trials" in found else {"most_trials": MOST_TRIALS}), **found}
 
 
 def comparison_setup(
@@ -99,7 +108,7 @@ def comparison_setup(
     chosen = _chosen(options, known, tuple(CONTENDERS))
     _refuse_unused(given, chosen)
     title = name or (file.stem if file is not None else task.data)
-    return ComparisonSetup(task, chosen, **{"name": title, **options.plain()}), out
+    return ComparisonSetup(task, chosen, **{"name": title, **options.beginning()}), out
 
 
 def _gone_on(before: ComparisonSetup, options: Options, given: dict[str, Any]) -> ComparisonSetup:
@@ -179,7 +188,8 @@ def said(found: Comparison, out: Path) -> str:
         name = signal.Signals(found.signal).name
         here = [one for one in found.entries if not one.missing]
         done = sum(len(one.trials) + len(one.runs) for one in here)
-        runs = f"{done} of {len(here) * (found.trials + len(found.seeds))} runs"
+        trials = sum(0 if one.untuned else found.trials for one in here)
+        runs = f"{done} of {trials + len(here) * len(found.seeds)} runs"
         return f"Stopped by {name} after {runs}; natgrad compare --resume --out {out} goes on."
     wide = table(found)
     columns = shutil.get_terminal_size(fallback=(10**6, 24)).columns
@@ -203,7 +213,19 @@ def compare(
     trials: Annotated[
         int | None,
         typer.Option(
-            "--trials", help="Learning rates that each may try; by default 5.", metavar="N"
+            "--trials", help="Learning rates that each tries; by default 5 to 9.", metavar="N"
+        ),
+    ] = None,
+    most_trials: Annotated[
+        int | None,
+        typer.Option(
+            "--most-trials", help="More for all while a best rate is not enclosed.", metavar="N"
+        ),
+    ] = None,
+    tuning_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--tuning-steps", help="Length of the trials, if they are shorter.", metavar="N"
         ),
     ] = None,
     seeds: Annotated[
@@ -257,7 +279,19 @@ def compare(
 
     natgrad compare --preset digits-cnn --optimizers sgd,kfac --out compared
     """
-    options = Options(optimizers, trials, seeds, metric, on, target, rates, threads, title)
+    options = Options(
+        optimizers,
+        trials,
+        most_trials,
+        tuning_steps,
+        seeds,
+        metric,
+        on,
+        target,
+        rates,
+        threads,
+        title,
+    )
     if listing:
         values = asked(name, file, typed(given))
         length = {} if values.get("epochs") else {"steps": values.get("steps") or 1}

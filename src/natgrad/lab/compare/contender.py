@@ -43,6 +43,7 @@ class Contender:
         settings: fields of `Settings` that differ from the defaults: of the optimizer and of K-FAC
             only, and not ``lr``.
         lr: ``> 0``, the middle of the learning rates that are tried.
+        tuned: whether others are tried at all; otherwise it runs with ``lr``.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Contender:
     about: str
     settings: Mapping[str, Any] = field(hash=False)
     lr: float
+    tuned: bool = True
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.key):
@@ -123,11 +125,14 @@ def key_of(word: str) -> str:
 
 
 # Those that take part if none are named.
-USUAL = ("sgd", "adamw", "muon", "soap", "shampoo", "lamb", "kfac", "kfac-adamw", "naturalmuon")
+USUAL = (
+    *("sgd", "adamw", "schedulefree", "muon", "muon-hidden", "torch-muon", "soap", "soap-1"),
+    *("shampoo", "lamb", "kfac", "kfac-adamw", "naturalmuon"),
+)
 CONTENDERS: dict[str, Contender] = {word: contender_of(word) for word in USUAL}
 
 
-# Further ones, for tasks whose loss says how targets are drawn.
+# Further ones: for tasks whose loss says how targets are drawn, and what nobody has tuned.
 MORE: dict[str, Contender] = {
     "naturalmuon-mc": Contender(
         "naturalmuon-mc",
@@ -135,7 +140,15 @@ MORE: dict[str, Contender] = {
         "natgrad.NaturalMuon(model, curvature=natgrad.MonteCarloFisher(…))",
         {"optimizer": "naturalmuon", "fisher": "monte-carlo"},
         OPTIMIZERS["naturalmuon"].lr,
-    )
+    ),
+    "naturalmuon-untuned": Contender(
+        "naturalmuon-untuned",
+        "NaturalMuon, untuned",
+        "natgrad.NaturalMuon(model), its learning rate as well",
+        {"optimizer": "naturalmuon"},
+        OPTIMIZERS["naturalmuon"].lr,
+        tuned=False,
+    ),
 }
 
 

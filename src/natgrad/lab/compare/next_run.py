@@ -42,26 +42,44 @@ def jobs(setup: ComparisonSetup, found: Mapping[str, EndedRuns]) -> Iterator[Pla
     The learning rate of the first is known (`rate`); those of later ones depend on it.
     """
     taking_part = [one for one in setup.contenders if one.key in found]
-    for number in range(1, setup.trials + 1):
+    trials = wanted_trials(setup, found)
+    for number in range(1, trials + 1):
         for one in taking_part:
-            if len(found[one.key].trials) < number:
+            if one.tuned and len(found[one.key].trials) < number:
                 yield PlannedRun(one, setup.tuning_seed, number)
     for seed in setup.test_seeds:
         for one in taking_part:
             had = found[one.key]
-            tuned = len(had.trials) >= setup.trials
+            tuned = len(had.trials) >= trials or not one.tuned
             if tuned and chosen(setup, one, had.trials)[0] is None:
                 continue  # none of its trials came to an end
             if seed not in {run.seed for run in had.runs}:
                 yield PlannedRun(one, seed, 0)
 
 
+def wanted_trials(setup: ComparisonSetup, found: Mapping[str, EndedRuns]) -> int:
+    """Of everybody: one more for all of them as long as one's best is not between two others. Not
+    after the first run with a rate that was chosen: it would have been another one."""
+    tuned = {one: found[one.key] for one in setup.contenders if one.tuned and one.key in found}
+    counts = [len(had.trials) for had in tuned.values()]
+    done = max(setup.trials, *counts, 0)
+    if min(counts, default=done) < done or any(had.runs for had in found.values()):
+        return done
+    if done >= (setup.most_trials or setup.trials):
+        return done
+    enough = all(search.bracketed(_scores(setup, had.trials)) for had in tuned.values())
+    return done if enough else done + 1
+
+
+def _scores(setup: ComparisonSetup, trials: list[ComparedRun]) -> dict[float, Score]:
+    return search.replayed([score(setup, run) for run in trials])
+
+
 def rate(setup: ComparisonSetup, job: PlannedRun, found: Mapping[str, EndedRuns]) -> float:
     """The learning rate of the first of `jobs`."""
     had = found[job.contender.key].trials
     if job.number:
-        scores = search.replayed([score(setup, run) for run in had])
-        return search.rate(job.contender.lr, search.following(scores))
+        return search.rate(job.contender.lr, search.following(_scores(setup, had)))
     best, _ = chosen(setup, job.contender, had)
     assert best is not None
     return best
@@ -71,9 +89,11 @@ def chosen(
     setup: ComparisonSetup, one: Contender, trials: list[ComparedRun]
 ) -> tuple[float | None, int]:
     """The best learning rate, if any run came to its end, and whether it is the outermost."""
+    if not one.tuned:
+        return one.lr, 0
     if not any(run.status is Status.DONE for run in trials):
         return None, 0
-    scores = search.replayed([score(setup, run) for run in trials])
+    scores = _scores(setup, trials)
     return search.rate(one.lr, search.best(scores)), search.outermost(scores)
 
 
@@ -118,10 +138,11 @@ def assembled(
 ) -> Comparison:
     """All that is known, with a run that is under way and its learning rate."""
     goal, whose = target(setup, found)
+    trials_of_each = wanted_trials(setup, found)
     entries = []
     for one in setup.contenders:
         had = found.get(one.key, EndedRuns())
-        tuned = len(had.trials) >= setup.trials
+        tuned = len(had.trials) >= trials_of_each or not one.tuned
         best, edge = chosen(setup, one, had.trials) if tuned else (None, 0)
         trials, runs = list(had.trials), list(had.runs)
         if running is not None and running[0].contender.key == one.key:
@@ -142,9 +163,10 @@ def assembled(
         whose,
         setup.tuning_seed,
         setup.test_seeds,
-        setup.trials,
+        trials_of_each,
         facts,
         tuple(entries),
+        setup.tuning_steps,
         signal,
     )
 

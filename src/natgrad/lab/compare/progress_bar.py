@@ -112,10 +112,13 @@ class TimeLeft:
     def add(self, key: str, seconds: float) -> None:
         self.took.setdefault(key, []).append(seconds)
 
-    def left(self, keys: Iterable[str]) -> str:
-        """For a run of each of ``keys``; nothing as long as nothing is known."""
+    def left(self, runs: Iterable[tuple[str, float]]) -> str:
+        """For runs by their key and the share of a whole run that each is; nothing as long as
+        nothing is known."""
         if not self.took:
             return ""
         each = {key: mean(seconds) for key, seconds in self.took.items()}
         usual = mean(each.values())
-        return f", about {seconds_text(sum(each.get(key, usual) for key in keys))} left"
+        return (
+            f", about {seconds_text(sum(share * each.get(key, usual) for key, share in runs))} left"
+        )

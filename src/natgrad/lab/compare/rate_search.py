@@ -1,19 +1,23 @@
-"""Which learning rate is tried next: ``centre · √10^k`` for k = 0, 1, -1, then towards the best.
+"""Which learning rate is tried next: ``centre · 4^k`` for k = 0, 1, -1, then towards the best.
 
-A pure function of what has been tried, so that a search that was interrupted goes on as it would
-have.
+Outward while the best is the outermost, then half way to its neighbours: five trials around a good
+centre end with rates a factor of 2 apart on both sides of the best (`bracketed`). A pure function
+of what has been tried, so that a search that was interrupted goes on as it would have.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 Score = tuple[float, ...]  # the lower the better, compared from its first number on
 
 FIRST = (0.0, 1.0, -1.0)
+APART = 4.0  # of the first three; half an exponent is a factor of 2
+NEAR = 0.5  # exponents between the best and its neighbours when the search is done
 
 
 def rate(centre: float, exponent: float) -> float:
     """To three digits, as tables show it."""
-    return float(f"{centre * 10 ** (exponent / 2):.3g}")
+    return float(f"{centre * APART**exponent:.3g}")
 
 
 def following(scores: Mapping[float, Score]) -> float:
@@ -51,6 +55,16 @@ def replayed(scores: Sequence[Score]) -> dict[float, Score]:
     for score in scores:
         found[following(found)] = score
     return found
+
+
+def bracketed(scores: Mapping[float, Score]) -> bool:
+    """Whether the best came to its end, between rates at most a factor of 2 from it."""
+    middle = best(scores)
+    if not math.isfinite(scores[middle][0]):
+        return False
+    below = max((e for e in scores if e < middle), default=-math.inf)
+    above = min((e for e in scores if e > middle), default=math.inf)
+    return max(middle - below, above - middle) <= NEAR
 
 
 def outermost(scores: Mapping[float, Score]) -> int:

@@ -91,6 +91,16 @@ class ContenderResult:
     def preconditioned(self) -> bool:
         return bool(self.settings.get("kfac"))
 
+    @property
+    def is_natgrads(self) -> bool:
+        """Whether it is of this library, and not one that it is compared with."""
+        return self.preconditioned or self.settings.get("optimizer") == "naturalmuon"
+
+    @property
+    def untuned(self) -> bool:
+        """Whether its learning rate was given, and not chosen from trials."""
+        return self.chosen is not None and not self.trials
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -108,6 +118,7 @@ class Comparison:
         trials: learning rates that were tried of each.
         facts: about the machine and the versions, by name.
         entries: what came out, one for each contender.
+        tuning_steps: length of the trials, or ``None`` if they were as long as the runs.
         signal: number of the signal that ended the command before its end, or 0.
     """
 
@@ -121,6 +132,7 @@ class Comparison:
     trials: int
     facts: Mapping[str, str]
     entries: tuple[ContenderResult, ...]
+    tuning_steps: int | None = None
     signal: int = field(default=0, compare=False)
 
     def write(self, folder: Path) -> None:
@@ -178,6 +190,7 @@ def _plain(found: Comparison) -> dict[str, Any]:
         "tuning_seed": found.tuning_seed,
         "seeds": list(found.seeds),
         "trials": found.trials,
+        "tuning_steps": found.tuning_steps,
         "facts": dict(found.facts),
         "contenders": [_plain_entry(one) for one in found.entries],
     }
@@ -216,6 +229,7 @@ def _comparison(found: dict[str, Any]) -> Comparison:
         int(found["trials"]),
         {str(k): str(v) for k, v in found["facts"].items()},
         tuple(map(_entry, found["contenders"])),
+        None if (steps := found.get("tuning_steps")) is None else int(steps),
     )
 
 

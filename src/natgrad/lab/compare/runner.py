@@ -16,7 +16,15 @@ from natgrad.comm.torchrun import joined
 from natgrad.errors import SettingError
 from natgrad.lab.compare import environment as measured
 from natgrad.lab.compare import setup as setup_file
-from natgrad.lab.compare.next_run import EndedRuns, PlannedRun, assembled, jobs, known, rate
+from natgrad.lab.compare.next_run import (
+    EndedRuns,
+    PlannedRun,
+    assembled,
+    jobs,
+    known,
+    rate,
+    wanted_trials,
+)
 from natgrad.lab.compare.progress_bar import (
     ComparisonProgress,
     NoComparisonProgress,
@@ -78,6 +86,9 @@ class ComparisonRunner:
         samples = raise_on_all_ranks(comm, lambda: _samples(setup))
         shared, notes = setup_file.fair(setup.task, samples)
         self.setup = replace(setup, task=shared)
+        self.tuning_task = setup_file.shortened(shared, setup.tuning_steps, samples)
+        whole = shared.steps or shared.epochs * samples / shared.batch_size
+        self.trial_share = (setup.tuning_steps or whole) / whole
         self.facts = measured.facts(comm.size, device)
 
         def prepared() -> tuple[dict[str, EndedRuns], dict[str, str]]:
@@ -105,7 +116,8 @@ class ComparisonRunner:
             start = perf_counter()
             run, signal = self._run_job(job, lr, interruption)
             if run.status is Status.DONE:
-                estimate.add(job.contender.key, perf_counter() - start)
+                seconds = perf_counter() - start
+                estimate.add(job.contender.key, seconds / self._share(job))
             if run.status is not Status.RUNNING:
                 had = self.found[job.contender.key]
                 (had.trials if job.number else had.runs).append(run)
@@ -117,9 +129,14 @@ class ComparisonRunner:
     def _run_job(
         self, job: PlannedRun, lr: float, interruption: Interruption
     ) -> tuple[ComparedRun, int]:
-        settings = job.contender.settings_for(self.setup.task, lr, job.seed)
+        task = self.tuning_task if job.number else self.setup.task
+        settings = job.contender.settings_for(task, lr, job.seed)
         inside = RunWithinComparison(self.progress)
         return run_trial(settings, self.folder, job.folder, self.comm, inside, interruption)
+
+    def _share(self, job: PlannedRun) -> float:
+        """Of a whole run."""
+        return self.trial_share if job.number else 1.0
 
     def _warmed(self, interruption: Interruption) -> int:
         """Two steps of everybody, so that nobody's first run pays for what is loaded once."""
@@ -146,8 +163,8 @@ class ComparisonRunner:
         done = sum(len(had.trials) + len(had.runs) for had in self.found.values())
         what = f"seed {job.seed}"
         if job.number:
-            what = f"trial {job.number} of {self.setup.trials}"
-        rest = estimate.left(one.contender.key for one in left)
+            what = f"trial {job.number} of {wanted_trials(self.setup, self.found)}"
+        rest = estimate.left((one.contender.key, self._share(one)) for one in left)
         text = f"{job.contender.name}: {what}, learning rate {lr:g}{rest}"
         self.progress.run(done + 1, done + len(left), text)
 

@@ -58,6 +58,11 @@ class ComparisonSetup:
         task: what is learnt, and how long; what it says of an optimizer is not used.
         contenders: who takes part, each with a key of its own.
         trials: learning rates that are tried of each, on the task's own seed, at least 1.
+        most_trials: so many at most, again the same number for everybody, as long as the best rate
+            of one of them does not lie between two others a factor of 2 away; ``None`` is
+            ``trials``.
+        tuning_steps: length of the trials, where they should be shorter than the runs; ``None`` is
+            as long. Schedules are as much shorter.
         seeds: further seeds, with a run of the best rate on each, at least 1.
         metric: by which runs are judged: one that the task's loss has.
         on: whether on ``"test"`` data or on ``"fit"``, training data.
@@ -70,6 +75,8 @@ class ComparisonSetup:
     task: Settings
     contenders: tuple[Contender, ...] = field(default=tuple(CONTENDERS.values()))
     trials: int = 5
+    most_trials: int | None = None
+    tuning_steps: int | None = None
     seeds: int = 3
     metric: str = "loss"
     on: str = "fit"
@@ -80,6 +87,10 @@ class ComparisonSetup:
     def __post_init__(self) -> None:
         check_whole(self.trials, "trials", 1)
         check_whole(self.seeds, "seeds", 1)
+        if self.most_trials is not None:
+            check_whole(self.most_trials, "most_trials", self.trials)
+        if self.tuning_steps is not None:
+            check_whole(self.tuning_steps, "tuning_steps", 1)
         if self.threads is not None:
             check_whole(self.threads, "threads", 1)
         if self.target is not None:
@@ -146,6 +157,28 @@ def fair(task: Settings, samples: int) -> tuple[Settings, tuple[str, ...]]:
     return shared, tuple(said)
 
 
+def shortened(task: Settings, steps: int | None, samples: int) -> Settings:
+    """The task of the trials: ``steps`` long, with all that is told in epochs as much shorter."""
+    if steps is None:
+        return task
+    whole = task.steps or ceil(task.epochs * samples / task.batch_size - 1e-9)
+    if steps > whole:
+        raise SettingError(
+            f"tuning_steps is {steps} but the runs have {whole} steps: pass at most as many."
+        )
+    share = steps / whole
+    return replace(
+        task,
+        steps=steps,
+        epochs=0.0,
+        warmup=share * task.warmup,
+        decay_begin=share * task.decay_begin,
+        decay_end=share * task.decay_end,
+        decay_at=tuple(share * epoch for epoch in task.decay_at),
+        evaluate_every=min(steps, task.evaluate_every),
+    )
+
+
 def written(setup: ComparisonSetup) -> str:
     """As a file, which reads back as the same setup."""
     values = {
@@ -155,7 +188,8 @@ def written(setup: ComparisonSetup) -> str:
     }
     lines = ["[comparison]", *_entries(values)]
     for one in setup.contenders:
-        known = {"name": one.name, "about": one.about, "lr": one.lr}
+        known: dict[str, Any] = {"name": one.name, "about": one.about, "lr": one.lr}
+        known |= {} if one.tuned else {"tuned": False}
         lines += ["", f"[contenders.{one.key}]", *_entries(known)]
         lines += [f"[contenders.{one.key}.settings]", *_entries(one.settings)]
     return "\n".join(lines) + "\n\n" + toml.written(setup.task)
@@ -190,7 +224,7 @@ def check_same(before: ComparisonSetup, now: ComparisonSetup, folder: Path) -> N
         known = had.get(contender.key, contender)
         others += [
             (f"{name} of {contender.key}", getattr(known, name), getattr(contender, name))
-            for name in ("settings", "lr")
+            for name in ("settings", "lr", "tuned")
         ]
     for name, known, value in others:
         if value != known:

@@ -27,9 +27,10 @@ class Way:
         return (self.runs - len(self.values), median(self.values) if self.values else 0.0)
 
     def text(self, shown: Text) -> str:
+        """With how many of the runs did not meet it: the others' numbers alone would flatter."""
         if not self.values:
             return "never" if self.runs else NONE
-        return spread(self.values, shown)
+        return f"{spread(self.values, shown)}{self.missed}"
 
     @property
     def missed(self) -> str:
@@ -90,6 +91,7 @@ def narrow(wide: Table, width: int) -> list[Table]:
 def _how(found: Comparison) -> str:
     length = f"{found.task.steps} steps" if found.task.steps else f"{found.task.epochs:g} epochs"
     trials = f"{found.trials} learning rate{'s' if found.trials > 1 else ''} tried by each"
+    trials += f" in runs of {found.tuning_steps}" if found.tuning_steps else ""
     seeds = f"{len(found.seeds)} seed{'s' if len(found.seeds) > 1 else ''}"
     return f"{length} of {found.task.batch_size} samples, {trials}, then {seeds}"
 
@@ -105,15 +107,18 @@ def _row(found: Comparison, entry: ContenderResult, second: Measure | None) -> t
     def shown(measure: Measure) -> str:
         finals = [r.judged(measure, None).final for r in entry.runs]
         kept = [value for value in finals if value is not None]
-        return spread(kept, lambda value: number_text(measure.metric, value)) if kept else NONE
+        lost = f", {len(kept)} of {ended} end" if len(kept) < ended else ""
+        text = spread(kept, lambda value: number_text(measure.metric, value)) if kept else NONE
+        return f"{text}{lost}"
 
+    ended = _ended(entry)
     each = [run.seconds / run.steps for run in entry.runs if run.steps]
     return (
         entry.name,
         rate_text(entry),
         *map(shown, [found.measure] + ([second] if second is not None else [])),
         seconds_text(median(each)) if each else NONE,
-        f"{steps_to(entry).text(whole)}{steps_to(entry).missed}",
+        steps_to(entry).text(whole),
         seconds_to(entry).text(three_digits),
         failures_text(entry),
     )
@@ -152,6 +157,8 @@ def rate_text(entry: ContenderResult) -> str:
     """'≥ 0.3' if it was the highest that was tried."""
     if entry.chosen is None:
         return NONE
+    if entry.untuned:
+        return f"{entry.chosen:g}, as it is"
     return f"{ {1: '≥ ', -1: '≤ '}.get(entry.edge, '') }{entry.chosen:g}"
 
 
@@ -169,7 +176,7 @@ def failures_text(entry: ContenderResult) -> str:
 
 
 def sentences(found: Comparison) -> list[str]:
-    """Who was first, where K-FAC loses, and what went wrong.
+    """Who was first, where natgrad's own lose, and what went wrong.
 
     Arguments:
         found: a comparison, which may still be under way.
@@ -199,9 +206,9 @@ def _first(found: Comparison) -> str:
 def _losses(found: Comparison) -> list[str]:
     said = []
     for entry in found.entries:
-        if not entry.preconditioned or not entry.runs:
+        if not entry.is_natgrads or not entry.runs:
             continue
-        others = [one for one in found.entries if not one.preconditioned and one.runs]
+        others = [one for one in found.entries if not one.is_natgrads and one.runs]
         parts = []
         for what, way in (("steps", steps_to), ("seconds", seconds_to)):
             before = [o.name for o in others if way(o).values and way(o).rank < way(entry).rank]
@@ -214,7 +221,7 @@ def _losses(found: Comparison) -> list[str]:
         if parts:
             said.append(f"Ahead of {entry.name}: {'; '.join(parts)}.")
         elif others:
-            said.append(f"Nobody without K-FAC is ahead of {entry.name}.")
+            said.append(f"None of the others is ahead of {entry.name}.")
     return said
 
 

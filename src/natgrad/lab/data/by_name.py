@@ -12,8 +12,9 @@ from natgrad.lab.data.image_folder import USUAL
 @dataclass(frozen=True)
 class DataRequest:
     """How they should be read: from which ``folder``, if not from their usual place; with how many
-    tokens (``context``) or pixels of a side (``image``; 0 is as usual); and whether with random
-    crops (``augment``), and between 0 and 1 (``unit``)."""
+    tokens (``context``) or pixels of a side (``image``; 0 is as usual); whether with random crops
+    (``augment``), and between 0 and 1 (``unit``); and how many pieces text is cut into
+    (``vocabulary``; 0 is as usual)."""
 
     folder: str = ""
     context: int = 128
@@ -21,6 +22,7 @@ class DataRequest:
     crop: str = "squeeze"
     augment: bool = False
     unit: bool = False
+    vocabulary: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class NamedData:
     has_sizes: bool = False
     has_crops: bool = False
     has_folder: bool = True
+    has_vocabulary: bool = False
 
 
 def _images(
@@ -76,7 +79,8 @@ def _shakespeare(asked: DataRequest) -> tuple[Rows, Rows]:
 
 
 def _wikitext2(asked: DataRequest) -> tuple[Rows, Rows]:
-    return data.masked_words(data.wikitext2(asked.folder or None), length=asked.context)
+    text = data.wikitext2(asked.folder or None)
+    return data.masked_words(text, length=asked.context, pieces=asked.vocabulary or data.PIECES)
 
 
 def _named() -> list[NamedData]:
@@ -98,7 +102,7 @@ def _named() -> list[NamedData]:
             "coco", _coco, ("instances",), "objects to be found", augments=True, has_sizes=True
         ),
         NamedData("shakespeare", _shakespeare, ("tokens",), "text"),
-        NamedData("wikitext2", _wikitext2, ("masked-tokens",), "text"),
+        NamedData("wikitext2", _wikitext2, ("masked-tokens",), "text", has_vocabulary=True),
     ]
 
 

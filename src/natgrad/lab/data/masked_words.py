@@ -5,6 +5,7 @@ piece, and 10% are left as they are.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from natgrad.lab.data.dataset import IGNORED, Rows, Split
 from natgrad.lab.data.random_numbers import Chances
 from natgrad.lab.data.vocabulary import build_vocabulary
 from natgrad.lab.data.wordpiece import CLS, MASK, SEP, WordPiece
+
+PIECES = 8192  # of a vocabulary
 
 
 class MaskedWords(Rows):
@@ -84,20 +87,30 @@ def masked_words(
     length: int = 128,
     *,
     share: float = 0.15,
+    pieces: int = PIECES,
 ) -> Split[MaskedWords]:
     """Windows of hidden words, to learn from and to judge by.
 
     Arguments:
         text: what to learn from and what to judge by; ``None`` is WikiText-2.
-        words: the vocabulary. ``None`` makes one of 8,192 pieces of the text to learn from, which
-            takes a while: write it to a file to use it again.
+        words: the vocabulary. ``None`` makes one of the text to learn from, which takes a while:
+            write it to a file to use it again.
         length: tokens of a window, with ``[CLS]`` and ``[SEP]``.
         share: of a window's pieces that are to be guessed.
+        pieces: how many a vocabulary has that is made here.
     """
     text = texts.wikitext2() if text is None else text
-    words = build_vocabulary(text.train, 8192) if words is None else words
-    train, judged = (
-        MaskedWords(torch.tensor(words.encode(part), dtype=torch.int64), words, length, share)
-        for part in text
-    )
+    words = _vocabulary(text.train, pieces) if words is None else words
+    train, judged = (MaskedWords(_numbers(words, part), words, length, share) for part in text)
     return Split(train, judged)
+
+
+# Several runs in one process read the same text.
+@lru_cache(maxsize=1)
+def _vocabulary(text: str, pieces: int) -> WordPiece:
+    return build_vocabulary(text, pieces)
+
+
+@lru_cache(maxsize=2)
+def _numbers(words: WordPiece, text: str) -> Tensor:
+    return torch.tensor(words.encode(text), dtype=torch.int64)

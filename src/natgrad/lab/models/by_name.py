@@ -146,11 +146,14 @@ def _mlp(name: str, hidden: tuple[int, ...], shapes: TaskShapes, sizes: NetworkS
     return nn.Sequential(nn.Flatten(), *models.mlp((inputs, *units, _classes(name, shapes))))
 
 
-def _autoencoder(shapes: TaskShapes, sizes: NetworkSizes) -> nn.Module:
-    pixels = prod(_image("autoencoder", shapes))
-    first = sizes.width or 2 * pixels
+def _autoencoder(
+    name: str, usual: int, code: int, shapes: TaskShapes, sizes: NetworkSizes
+) -> nn.Module:
+    """``usual``: width of the first layer, or 0 for twice the pixels."""
+    pixels = prod(_image(name, shapes))
+    first = sizes.width or usual or 2 * pixels
     return nn.Sequential(
-        nn.Flatten(), *models.autoencoder((pixels, first, first // 2, first // 4, 12))
+        nn.Flatten(), *models.autoencoder((pixels, first, first // 2, first // 4, code))
     )
 
 
@@ -216,7 +219,15 @@ def _named() -> list[NamedNetwork]:
     return [
         NamedNetwork("convnet", partial(_convnet, "convnet", 16)),
         NamedNetwork("mlp", partial(_mlp, "mlp", (128, 128)), partial(models.mlp, wide), (784,)),
-        NamedNetwork("autoencoder", _autoencoder, losses=("reconstruction",)),
+        NamedNetwork(
+            "autoencoder", partial(_autoencoder, "autoencoder", 0, 12), losses=("reconstruction",)
+        ),
+        # 784-1000-500-250-30 (Hinton and Salakhutdinov 2006), a usual test of second-order methods.
+        NamedNetwork(
+            "deep-autoencoder",
+            partial(_autoencoder, "deep-autoencoder", 1000, 30),
+            losses=("reconstruction",),
+        ),
         NamedNetwork("unet", _unet, losses=("pixels",)),
         NamedNetwork("gpt", _gpt, losses=("tokens",)),
         NamedNetwork("bert", _bert, losses=("masked-tokens",)),

@@ -43,7 +43,8 @@ class OptimizerRequest:
 class NamedOptimizer:
     """``title`` and what it is ``about`` stand in tables. ``lr`` is the middle of the learning
     rates that a comparison tries, ``lr_with_kfac`` that with K-FAC in front of it (None: the same).
-    ``momentum`` is what it has there, and ``package`` what must be installed for it."""
+    ``momentum`` is what it has there, and ``package`` what must be installed for it. One that is
+    ``schedule_free`` has a rate that rises in a warm-up and then stays."""
 
     title: str
     about: str
@@ -52,6 +53,7 @@ class NamedOptimizer:
     lr_with_kfac: float | None = None
     momentum: float = 0.9
     package: str = ""
+    schedule_free: bool = False
 
     def missing(self) -> str:
         """A sentence if its package is not installed, otherwise nothing."""
@@ -107,8 +109,24 @@ def _muon(asked: OptimizerRequest) -> Optimizer:
     return third_party.muon(asked.params, asked.lr, asked.momentum, asked.model)
 
 
+def _hidden_muon(asked: OptimizerRequest) -> Optimizer:
+    return third_party.muon(asked.params, asked.lr, asked.momentum, asked.model, hidden=True)
+
+
+def _torch_muon(asked: OptimizerRequest) -> Optimizer:
+    return third_party.torch_muon(asked.params, asked.lr, asked.momentum)
+
+
 def _soap(asked: OptimizerRequest) -> Optimizer:
     return third_party.soap(asked.params, asked.lr, asked.momentum)
+
+
+def _eager_soap(asked: OptimizerRequest) -> Optimizer:
+    return third_party.soap(asked.params, asked.lr, asked.momentum, every=1)
+
+
+def _schedule_free(asked: OptimizerRequest) -> Optimizer:
+    return third_party.schedule_free(asked.params, asked.lr, asked.momentum)
 
 
 def _shampoo(asked: OptimizerRequest) -> Optimizer:
@@ -127,15 +145,29 @@ def _natural_muon(asked: OptimizerRequest) -> Optimizer:
 
 
 _MUON = "momentum 0.95; AdamW for embeddings, biases and norm layers"
-_SOAP = "betas 0.95 and 0.95, a new basis every 10 steps"
+_HIDDEN = "momentum 0.95; AdamW for embeddings, the head, biases and norm layers"
+_TORCH = "torch.optim.Muon, momentum 0.95; AdamW for biases and norm layers"
+_SOAP = "betas 0.95 and 0.95, a new basis every"
+_OTHERS: dict[str, Any] = {"momentum": 0.95, "package": third_party.PACKAGE}
 
 NAMED: dict[str, NamedOptimizer] = {
     "sgd": NamedOptimizer("SGD", "momentum 0.9", _sgd, 0.1, lr_with_kfac=0.03),
     "adamw": NamedOptimizer("AdamW", "betas 0.9 and 0.999", _adamw, 3e-3),
     "lars": NamedOptimizer("LARS", "momentum 0.9, trust 0.001", _lars, 10.0),
     "lamb": NamedOptimizer("LAMB", "betas 0.9 and 0.999", _lamb, 1e-2),
-    "muon": NamedOptimizer("Muon", _MUON, _muon, 0.02, momentum=0.95, package=third_party.PACKAGE),
-    "soap": NamedOptimizer("SOAP", _SOAP, _soap, 3e-3, momentum=0.95, package=third_party.PACKAGE),
+    "schedulefree": NamedOptimizer(
+        "AdamW, schedule-free",
+        "betas 0.9 and 0.999, no decay of the rate",
+        _schedule_free,
+        3e-3,
+        package=third_party.SCHEDULE_FREE,
+        schedule_free=True,
+    ),
+    "muon": NamedOptimizer("Muon", _MUON, _muon, 0.02, **_OTHERS),
+    "muon-hidden": NamedOptimizer("Muon, hidden layers", _HIDDEN, _hidden_muon, 0.02, **_OTHERS),
+    "torch-muon": NamedOptimizer("Muon by torch", _TORCH, _torch_muon, 0.02, momentum=0.95),
+    "soap": NamedOptimizer("SOAP", f"{_SOAP} 10 steps", _soap, 3e-3, **_OTHERS),
+    "soap-1": NamedOptimizer("SOAP, every step", f"{_SOAP} step", _eager_soap, 3e-3, **_OTHERS),
     "naturalmuon": NamedOptimizer(
         "NaturalMuon",
         "natgrad.NaturalMuon(model) as it stands",

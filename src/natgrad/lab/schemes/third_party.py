@@ -1,4 +1,5 @@
-"""Optimizers of other libraries, for comparisons: Muon, SOAP and Shampoo by pytorch_optimizer."""
+"""Optimizers of other libraries, for comparisons: Muon, SOAP and Shampoo by pytorch_optimizer, Muon
+by torch, and schedule-free AdamW by schedulefree."""
 
 from importlib import import_module
 from typing import Any
@@ -7,15 +8,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from natgrad.errors import SettingError
+from natgrad.lab.schemes.torch_muon import TorchMuon
 
 PACKAGE = "pytorch_optimizer"
+SCHEDULE_FREE = "schedulefree"
 Groups = list[dict[str, Any]]
 
 
-def muon(groups: Groups, lr: float, momentum: float, model: nn.Module) -> Optimizer:
-    """For the weights of all layers but embeddings; AdamW for the rest. Both have one learning
-    rate, as the updates of both have entries of about that size."""
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+def muon(
+    groups: Groups, lr: float, momentum: float, model: nn.Module, *, hidden: bool = False
+) -> Optimizer:
+    """For the weights of all layers but embeddings, or of ``hidden`` layers only; AdamW for the
+    rest. Both have one learning rate, as the updates of both have entries of about that size."""
+    embedded = _embeddings(model) | (_head(model) if hidden else set())
     given = []
     for group in groups:
         weights = [p for p in group["params"] if p.ndim >= 2 and id(p) not in embedded]
@@ -30,8 +35,25 @@ def muon(groups: Groups, lr: float, momentum: float, model: nn.Module) -> Optimi
     return made
 
 
-def soap(groups: Groups, lr: float, momentum: float) -> Optimizer:
-    made: Optimizer = _library("soap").SOAP(groups, lr=lr, betas=(momentum, 0.95))
+def torch_muon(groups: Groups, lr: float, momentum: float) -> Optimizer:
+    """torch's, for every weight that is a matrix or a kernel, embeddings and heads as well."""
+    return TorchMuon(groups, lr, momentum)
+
+
+def soap(groups: Groups, lr: float, momentum: float, every: int = 10) -> Optimizer:
+    made: Optimizer = _library("soap").SOAP(
+        groups, lr=lr, betas=(momentum, 0.95), precondition_frequency=every
+    )
+    return made
+
+
+def schedule_free(groups: Groups, lr: float, momentum: float) -> Optimizer:
+    """AdamW whose weights are averages over the run, so that its rate need not fall."""
+    try:
+        library = import_module(SCHEDULE_FREE)
+    except ImportError:
+        raise SettingError(_missing("schedulefree", SCHEDULE_FREE)) from None
+    made: Optimizer = library.AdamWScheduleFree(groups, lr=lr, betas=(momentum, 0.999))
     return made
 
 
@@ -48,7 +70,22 @@ def _library(name: str) -> Any:
     try:
         return import_module("pytorch_optimizer")
     except ImportError:
-        raise SettingError(
-            f"optimizer {name} needs {PACKAGE}, which is not installed: pip install "
-            "'natgrad[optimizers]'."
-        ) from None
+        raise SettingError(_missing(name, PACKAGE)) from None
+
+
+def _missing(name: str, package: str) -> str:
+    return (
+        f"optimizer {name} needs {package}, which is not installed: pip install "
+        "'natgrad[optimizers]'."
+    )
+
+
+def _embeddings(model: nn.Module) -> set[int]:
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+
+
+def _head(model: nn.Module) -> set[int]:
+    """The weight of the layer that was registered last, which makes the output."""
+    weights = [getattr(module, "weight", None) for module in model.modules()]
+    matrices = [w for w in weights if isinstance(w, nn.Parameter) and w.ndim > 1]
+    return {id(matrices[-1])} if matrices else set()

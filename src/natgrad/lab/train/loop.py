@@ -116,7 +116,7 @@ def _train(
                         tell("drift", done, run.drift())
                     lost = not isfinite(values["loss"])  # maybe of this batch alone
                 if every.tests(done) or lost:
-                    with clock.paused():
+                    with clock.paused(), run.tested():
                         metrics = run.evaluate(run.task.test)
                         tell("test", done, metrics)
                         tell("fit", done, run.fit())

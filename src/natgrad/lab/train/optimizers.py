@@ -67,7 +67,8 @@ def rate(settings: Settings, steps_per_epoch: float, steps: int) -> Schedule:
     begin = settings.decay_begin
     end = settings.decay_end or max(steps / steps_per_epoch, begin + 1 / steps_per_epoch)
     found: Schedule
-    match settings.schedule:
+    named = OPTIMIZERS[settings.optimizer]
+    match "constant" if named.schedule_free else settings.schedule:
         case "polynomial":
             power = settings.decay_power
             found = PolynomialDecay(settings.lr, begin, end, power, steps_per_epoch)

@@ -60,6 +60,7 @@ class Settings:
     data: str = _task("digits", "What to learn from.", DATA)
     folder: str = _task("", "Where the data are, if not at their usual place.")
     context: int = _task(128, "Tokens of a text sample.", Range(2))
+    vocabulary: int = _task(0, "Pieces of the vocabulary of wikitext2; 0 is 8,192.", _ANY)
     train_samples: int = _task(0, "Training samples that are used; 0 is all.", _ANY)
     test_samples: int = _task(0, "Test samples that are used; 0 is all.", _ANY)
     image: int = _task(
@@ -281,7 +282,7 @@ def contradictions(s: Settings) -> Iterator[str]:
         )
     if s.start_from and s.he_normal:
         yield "start_from and he_normal both say which weights are first: leave one of the two out."
-    if s.network == "autoencoder" and 0 < s.width < 4:
+    if s.network.endswith("autoencoder") and 0 < s.width < 4:
         yield (
             f"width is {s.width} but the third layer of an autoencoder has a fourth of it: pass at "
             "least 4."

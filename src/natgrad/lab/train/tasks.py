@@ -80,7 +80,7 @@ def task(settings: Settings) -> Task:
 
 def _request(s: Settings) -> DataRequest:
     unit = s.loss == "reconstruction"
-    return DataRequest(s.folder, s.context, s.image, s.crop, s.augment, unit)
+    return DataRequest(s.folder, s.context, s.image, s.crop, s.augment, unit, s.vocabulary)
 
 
 def _some(rows: Rows, count: int) -> Rows:
@@ -145,6 +145,11 @@ def _check(settings: Settings, found: NamedData) -> None:
         raise SettingError(
             f"image is {settings.image} but a unet needs sides that {UNET} divides: pass "
             f"{max(UNET, settings.image // UNET * UNET)}, or another network."
+        )
+    if settings.vocabulary and not found.has_vocabulary:
+        raise SettingError(
+            f"vocabulary is for the data wikitext2, whose text is cut into pieces, but they are "
+            f"{name}: leave it out."
         )
     if settings.folder and not found.has_folder:
         come = "come with scikit-learn" if name == "digits" else "come from your own function"

@@ -1,7 +1,7 @@
 """All that a run is made of, and what it does in a step."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from math import ceil
@@ -16,7 +16,7 @@ from natgrad.comm import Communicator
 from natgrad.comm.agreement import raise_on_all_ranks
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.lab.data.dataset import Rows
-from natgrad.lab.schemes import WeightRescaling, normalized_layers
+from natgrad.lab.schemes import WeightRescaling, averaged_weights, normalized_layers
 from natgrad.lab.train import kfac_record, optimizers, shared_mean_image
 from natgrad.lab.train.mixing import DROPOUT, Mixing
 from natgrad.lab.train.sample_order import Cut, Micro, Stream, number
@@ -24,6 +24,7 @@ from natgrad.lab.train.settings import Settings
 from natgrad.lab.train.tasks import Task, task
 
 EVALUATED = 256  # samples at once, where nothing else is said
+CALIBRATED = 8  # batches from which batch norm learns its means for averaged weights
 
 Batches = list[tuple[Micro, Any]]
 
@@ -65,6 +66,7 @@ class Training:
         optimizers.set_rate(self.settings, self.optimizer, self.lr, step)
         torch.manual_seed(number(self.settings.seed, step, DROPOUT, self.comm.rank))
         self.model.train()
+        averaged_weights.to_training(self.optimizer)
         self.optimizer.zero_grad()
         share = sum(len(micro) for micro, _ in batches)
         total = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -87,9 +89,26 @@ class Training:
         inputs, targets = self.mixing(micro, inputs, targets)
         with self._autocast():
             output = self.objective.output(self.model, inputs, targets)
-        if self.kfac is not None and isinstance(output, Tensor):
-            self.kfac.observe(output, None if targets.is_floating_point() else targets)
+        kfac = self.kfac or getattr(self.optimizer, "kfac", None)
+        if kfac is not None and isinstance(output, Tensor):
+            # Also where a hook would see the output: it would not know which targets count.
+            kfac.observe(output, None if targets.is_floating_point() else targets)
         return self.objective.loss(output, targets)
+
+    def tested(self) -> AbstractContextManager[None]:
+        """Meanwhile the network has the weights that are to be judged."""
+        return averaged_weights.while_tested(self.optimizer, self.network, self._calibrate)
+
+    def _calibrate(self) -> None:
+        """Training data through the network, for batch norm; the same on all ranks."""
+        data, size = self.task.train, min(self.settings.micro_batch or EVALUATED, EVALUATED)
+        self.network.train()
+        for first in range(0, min(len(data), CALIBRATED * size), size):
+            some = list(range(first, min(first + size, len(data))))
+            batch = data.take(some, self.stream.drawn(data, some))
+            inputs, targets = self.task.prepared(batch, self.device)
+            with self._autocast():
+                self.objective.output(self.network, inputs, targets)
 
     @torch.no_grad()
     def evaluate(self, data: Rows) -> dict[str, float]:
@@ -158,11 +177,19 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """All that cannot be derived from the settings and the number of steps. Collective."""
-        return {
-            "model": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "kfac": None if self.kfac is None else self.kfac.state_dict(),
-        }
+        trained = averaged_weights.training_weights(self.optimizer)
+        with self.tested():
+            return {
+                # A copy where it is not what is trained.
+                "model": self._weights(copied=trained is not None),
+                "optimizer": self.optimizer.state_dict(),
+                "kfac": None if self.kfac is None else self.kfac.state_dict(),
+                **({} if trained is None else {"trained": trained}),
+            }
+
+    def _weights(self, *, copied: bool) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = self.network.state_dict()
+        return {name: one.clone() for name, one in found.items()} if copied else found
 
     def load(self, state: dict[str, Any], shares: list[Any]) -> None:
         if (state["kfac"] is None) != (self.kfac is None):
@@ -172,6 +199,8 @@ class Training:
             )
         self.network.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if "trained" in state:
+            averaged_weights.restore(self.optimizer, state["trained"])
         if self.kfac is not None:
             self.kfac.load_state_dict(state["kfac"])
         self.mixing.load_state_dict([piece for share in shares for piece in share])

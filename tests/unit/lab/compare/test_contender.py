@@ -12,6 +12,7 @@ import natgrad
 from natgrad.errors import SettingError
 from natgrad.lab.compare import CONTENDERS, Contender
 from natgrad.lab.compare.contender import OPTIMIZER_SETTINGS, neutral, preset_contender
+from natgrad.lab.names import OPTIMIZERS
 from natgrad.lab.schemes import optimizers_by_name as module
 from natgrad.lab.train import PRESETS, Settings, optimizers
 from natgrad.lab.train.task_losses import Classes
@@ -23,8 +24,12 @@ def test_those_that_were_asked_for():
     assert list(CONTENDERS) == [
         "sgd",
         "adamw",
+        "schedulefree",
         "muon",
+        "muon-hidden",
+        "torch-muon",
         "soap",
+        "soap-1",
         "shampoo",
         "lamb",
         "kfac",
@@ -65,10 +70,10 @@ def test_the_name_of_the_one_of_the_preset():
 
 def test_every_optimizer_has_a_name():
     for name in Settings.__dataclass_fields__["optimizer"].metadata["words"]:
-        assert (
-            preset_contender(Settings(steps=1, optimizer=name, kfac=False)).name.lower()
-            == f"{name} (preset)"
-        )
+        one = preset_contender(Settings(steps=1, optimizer=name, kfac=False))
+        assert one.name == f"{OPTIMIZERS[name].title} (preset)"
+    titles = [one.title for one in OPTIMIZERS.entries().values()]
+    assert len(set(titles)) == len(titles)
 
 
 @pytest.mark.parametrize("key", ["kfac", "kfac-adamw"])
@@ -98,16 +103,22 @@ def test_kfac_is_as_it_stands(name, key):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("key", ["muon", "soap", "shampoo"])
+PACKAGES = {
+    "schedulefree": "schedulefree",
+    **dict.fromkeys(("muon", "muon-hidden", "soap", "soap-1", "shampoo"), "pytorch_optimizer"),
+}
+
+
+@pytest.mark.parametrize("key", PACKAGES)
 def test_a_library_that_is_not_installed(monkeypatch, key):
     monkeypatch.setattr(module, "find_spec", lambda name: ModuleSpec(name, None))
     assert all(one.missing() == "" for one in CONTENDERS.values())
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert CONTENDERS[key].missing() == (
-        f"{CONTENDERS[key].name} comes with pytorch_optimizer, which is not installed: pip install "
+        f"{CONTENDERS[key].name} comes with {PACKAGES[key]}, which is not installed: pip install "
         "'natgrad[optimizers]'."
     )
-    assert [k for k, one in CONTENDERS.items() if one.missing()] == ["muon", "soap", "shampoo"]
+    assert [k for k, one in CONTENDERS.items() if one.missing()] == list(PACKAGES)
 
 
 def test_a_library_that_was_taken_away(monkeypatch):

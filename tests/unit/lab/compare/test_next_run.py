@@ -1,12 +1,13 @@
 """What is run next, and what follows from runs: against what a reader would say."""
 
 import math
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
 from natgrad.errors import SettingError
-from natgrad.lab.compare import CONTENDERS, next_run
+from natgrad.lab.compare import CONTENDERS, next_run, summary
 from natgrad.lab.compare.next_run import (
     EndedRuns,
     assembled,
@@ -60,12 +61,61 @@ def test_the_order_of_runs():
     assert [left for *_, left in told] == list(range(10, 0, -1))
     assert [lr for key, number, _, lr, _ in told if (key, number > 0) == ("sgd", True)] == [
         0.1,
-        0.316,
-        0.0316,
+        0.4,
+        0.025,
     ]
-    assert {lr for key, number, _, lr, _ in told if (key, number) == ("sgd", 0)} == {0.316}
+    assert {lr for key, number, _, lr, _ in told if (key, number) == ("sgd", 0)} == {0.4}
     assert {lr for key, number, _, lr, _ in told if (key, number) == ("kfac", 0)} == {0.03}
     assert {key: len(had.trials) for key, had in found.items()} == {"sgd": 3, "kfac": 3}
+
+
+def test_everybody_gets_more_trials_until_every_best_is_enclosed():
+    """A factor of 2 below and above it; nobody gets more than the others."""
+    asked = made.setup("sgd", "kfac", trials=3, most_trials=9, seeds=1)
+    told, found = played(asked, {"sgd": 0.1, "kfac": 0.03 * 4**2})
+    assert {key: len(had.trials) for key, had in found.items()} == {"sgd": 7, "kfac": 7}
+    for key, best in (("sgd", 0.1), ("kfac", 0.48)):
+        tried = {run.lr for run in found[key].trials}
+        assert {best / 2, best, best * 2} <= tried
+        assert [run.lr for run in found[key].runs] == [best]
+    assert [left for *_, left in told][:8] == [8, 7, 6, 5, 4, 3, 4, 3]  # two more at a time
+    assert assembled(asked, found, {}).trials == 7
+
+
+def test_more_trials_end_at_the_most():
+    asked = made.setup("sgd", "kfac", trials=2, most_trials=4, seeds=1)
+    _, found = played(asked, {"sgd": 0.1, "kfac": 1e9})
+    assert {key: len(had.trials) for key, had in found.items()} == {"sgd": 4, "kfac": 4}
+    _, found = played(asked, {"sgd": 0.1, "kfac": None})  # diverges at every rate
+    assert {key: len(had.trials) for key, had in found.items()} == {"sgd": 4, "kfac": 4}
+    assert not found["kfac"].runs
+
+
+def test_who_comes_later_has_as_many_trials_as_the_others():
+    """And nobody has a further one: the others' runs have the rate that was chosen."""
+    asked = made.setup("sgd", trials=3, most_trials=9, seeds=1)
+    _, found = played(asked, {"sgd": 0.1})
+    assert len(found["sgd"].trials) == 5
+    more = made.setup("sgd", "kfac", trials=3, most_trials=9, seeds=1)
+    both = {**found, "kfac": EndedRuns()}
+    assert [job.number for job in jobs(more, both) if job.contender.key == "kfac"] == [
+        *range(1, 6),
+        0,
+    ]
+    both["kfac"].trials.extend(made.run(float(i)) for i in range(5))  # the last is the outermost
+    assert [job.number for job in jobs(more, both)] == [0]
+
+
+def test_what_is_not_tuned_has_no_trials():
+    one = CONTENDERS["sgd"]
+    fixed = replace(one, key="fixed", tuned=False, lr=0.7)
+    asked = replace(made.setup("sgd", trials=2, seeds=2), contenders=(one, fixed))
+    told, found = played(asked, {"sgd": 0.1, "fixed": 0.1})
+    assert [(number, lr) for key, number, _, lr, _ in told if key == "fixed"] == [(0, 0.7)] * 2
+    entry = assembled(asked, found, {}).entries[1]
+    assert (entry.chosen, entry.edge, entry.untuned) == (0.7, 0, True)
+    assert summary.rate_text(entry) == "0.7, as it is"
+    assert assembled(asked, found, {}).trials == 2
 
 
 def test_none_of_whose_trials_comes_to_its_end_has_no_runs():
@@ -125,8 +175,8 @@ def test_the_edge():
         made.run(2.0),
         made.run(1.0),
     )
-    assert chosen(asked, CONTENDERS["sgd"], [middle, high, low]) == (0.316, 1)
-    assert chosen(asked, CONTENDERS["sgd"], [middle, low, high]) == (0.0316, -1)
+    assert chosen(asked, CONTENDERS["sgd"], [middle, high, low]) == (0.4, 1)
+    assert chosen(asked, CONTENDERS["sgd"], [middle, low, high]) == (0.025, -1)
     assert chosen(asked, CONTENDERS["sgd"], [high, middle, low]) == (0.1, 0)
 
 

@@ -44,12 +44,14 @@ def test_a_run_tells_its_part():
 def test_the_time_that_is_left():
     """Each contender by its own runs, others by what is usual."""
     estimate = TimeLeft()
-    assert estimate.left(["sgd"]) == ""
+    assert estimate.left([("sgd", 1.0)]) == ""
     estimate.add("sgd", 1.0)
     estimate.add("sgd", 3.0)
     estimate.add("kfac", 10.0)
-    assert estimate.left(["sgd", "kfac", "kfac"]) == ", about 22.0 s left"
-    assert estimate.left(["adamw"]) == ", about 6.00 s left"
+    runs = [("sgd", 1.0), ("kfac", 1.0), ("kfac", 1.0)]
+    assert estimate.left(runs) == ", about 22.0 s left"
+    assert estimate.left([("adamw", 1.0)]) == ", about 6.00 s left"
+    assert estimate.left([("sgd", 0.25), ("kfac", 1.0)]) == ", about 10.5 s left"
 
 
 class Terminal(io.StringIO):

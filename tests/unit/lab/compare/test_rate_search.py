@@ -58,17 +58,38 @@ def test_what_was_tried_is_known_by_its_scores():
     assert rate_search.following(found) == way(score, 7)[-1]
 
 
-def test_rates_are_a_root_of_ten_apart_and_have_three_digits():
+def test_rates_are_a_factor_of_four_then_two_apart_and_have_three_digits():
     assert [rate_search.rate(0.03, e) for e in (-2, -1, 0, 0.5, 1, 2)] == [
-        0.003,
-        0.00949,
+        0.00187,
+        0.0075,
         0.03,
-        0.0533,
-        0.0949,
-        0.3,
+        0.06,
+        0.12,
+        0.48,
     ]
     rates = [rate_search.rate(0.1, e / 8) for e in range(-40, 40)]
-    assert all(b / a == pytest.approx(10**0.0625, rel=0.01) for a, b in itertools.pairwise(rates))
+    assert all(b / a == pytest.approx(2**0.25, rel=0.01) for a, b in itertools.pairwise(rates))
+
+
+@pytest.mark.parametrize(
+    ("score", "trials"),
+    [
+        (bowl(0.1), 5),
+        (bowl(1.1), 6),
+        (bowl(-2.2), 7),
+        (bowl(4), 9),
+        (lambda e: WORST if e > 0 else (-e,), 5),
+    ],
+    ids=["here", "up", "down", "far up", "at the edge of divergence"],
+)
+def test_a_search_is_done_between_rates_a_factor_of_two_away(score, trials):
+    """As soon as it is, and not before; one in which all diverge never is."""
+    for count in range(1, trials + 1):
+        found = {e: score(e) for e in way(score, count)}
+        assert rate_search.bracketed(found) == (count == trials)
+    best = rate_search.best(found)
+    assert {best - 0.5, best + 0.5} <= found.keys()
+    assert not rate_search.bracketed(dict.fromkeys(way(lambda e: WORST, 9), WORST))
 
 
 @pytest.mark.parametrize(

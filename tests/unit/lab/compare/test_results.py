@@ -16,10 +16,10 @@ from unit.lab.compare import sample_setups as made
 ASKED = made.setup("sgd", "kfac", "soap", trials=2, seeds=2)
 FOUND = {
     "sgd": EndedRuns(
-        [made.run(0.5, 0.4), made.run(0.3, 0.2, lr=0.316)],
+        [made.run(0.5, 0.4), made.run(0.3, 0.2, lr=0.4)],
         [
-            made.run(0.3, 0.25, lr=0.316, seed=1),
-            made.diverged(lr=0.316, seed=2),
+            made.run(0.3, 0.25, lr=0.4, seed=1),
+            made.diverged(lr=0.4, seed=2),
         ],
     ),
     "kfac": EndedRuns(
@@ -61,6 +61,7 @@ def test_the_file(found, tmp_path):
         "tuning_seed",
         "seeds",
         "trials",
+        "tuning_steps",
         "facts",
         "contenders",
     ]
@@ -81,11 +82,11 @@ def test_the_file(found, tmp_path):
         "trials",
         "runs",
     ]
-    assert (first["key"], first["chosen"], first["edge"]) == ("sgd", 0.316, True)
+    assert (first["key"], first["chosen"], first["edge"]) == ("sgd", 0.4, True)
     assert second["settings"] == {"optimizer": "sgd", "kfac": True}
     assert third["trials"] == third["runs"] == []
     assert first["runs"][0] == {
-        "lr": 0.316,
+        "lr": 0.4,
         "seed": 1,
         "folder": "folder",
         "status": "done",

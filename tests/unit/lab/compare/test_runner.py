@@ -16,6 +16,7 @@ from natgrad.lab.compare import (
     Contender,
     compare,
     runner,
+    table,
     trial,
 )
 from natgrad.lab.compare.contender import neutral
@@ -107,6 +108,25 @@ def test_everybody_has_as_many_trials_and_the_same_task(trained, tmp_path):
         assert {run.lr for run in one.runs} == {one.chosen}
         finals = {run.lr: run.final for run in one.trials}
         assert finals[one.chosen] == min(finals.values())
+
+
+def test_trials_may_be_shorter(trained, tmp_path):
+    """The same for all, with a schedule that falls to 0 all the same; runs are as long as ever."""
+    asked = made.setup("sgd", "adamw", trials=2, seeds=1, tuning_steps=3)
+    asked = replace(asked, task=replace(asked.task, steps=6, warmup_share=0.5))
+    found = compare(asked, tmp_path)
+    for one in found.entries:
+        assert [run.steps for run in (*one.trials, *one.runs)] == [3, 3, 6]
+    told = {replace(s, lr=0.1, seed=0, optimizer="sgd") for s, *_ in trained}
+    assert sorted(s.steps for s in told) == [3, 6]
+    assert (found.task.steps, found.tuning_steps) == (6, 3)
+    assert "2 learning rates tried by each in runs of 3, then" in table(found).title
+    assert Comparison.read(tmp_path) == found
+    assert compare(asked, tmp_path, resume=True) == found
+    with pytest.raises(SettingError, match=r"tuning_steps is 2 but the comparison in .* has 3"):
+        compare(replace(asked, tuning_steps=2), tmp_path, resume=True)
+    with pytest.raises(SettingError, match="tuning_steps is 9 but the runs have 6 steps: pass at"):
+        compare(replace(asked, tuning_steps=9), tmp_path / "other")
 
 
 def test_what_is_in_the_folder(tmp_path):
@@ -267,7 +287,7 @@ def test_runs_that_diverge_end_early_and_are_the_worst(tmp_path):
     (one,) = found.entries
     assert {run.status for run in one.trials} == {Status.DIVERGED}
     assert all(run.steps < 30 and run.final is None for run in one.trials)
-    assert [run.lr for run in one.trials] == [3e7, 9.49e7, 9.49e6, 3e6]
+    assert [run.lr for run in one.trials] == [3e7, 1.2e8, 7.5e6, 1.88e6]
     assert (one.chosen, one.runs, found.target) == (None, (), None)
     assert said[0] == "[1/5] Mad: trial 1 of 4, learning rate 3e+07"
     assert [line.split()[0] for line in said] == ["[1/5]", "[2/5]", "[3/5]", "[4/5]"]

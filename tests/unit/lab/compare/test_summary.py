@@ -69,17 +69,17 @@ def test_the_table(found):
             "50.0% (50.0%–50.0%)",
             "500 ms",
             "30, 1 of 3 reach it",
-            "15.0",
+            "15.0, 1 of 3 reach it",
             "none",
         ),
         (
             "AdamW",
-            "≥ 0.00949",
-            "0.450 (0.200–0.700)",
-            "50.0% (50.0%–50.0%)",
+            "≥ 0.012",
+            "0.450 (0.200–0.700), 2 of 3 end",
+            "50.0% (50.0%–50.0%), 2 of 3 end",
             "500 ms",
             "20, 1 of 3 reach it",
-            "10.0",
+            "10.0, 1 of 3 reach it",
             "1 of 2 trials diverged, 1 of 3 runs diverged",
         ),
         (
@@ -101,7 +101,7 @@ def test_the_sentences(found):
     assert sentences(found)[:3] == [
         "First at the target in steps: K-FAC, SGD, 20 (20–20); in seconds: K-FAC, SGD, 28.0 "
         "(28.0–28.0).",
-        "Nobody without K-FAC is ahead of K-FAC, SGD.",
+        "None of the others is ahead of K-FAC, SGD.",
         "≥ or ≤: the best learning rate was the outermost that SGD; AdamW; K-FAC, SGD tried, and a "
         "better one may lie beyond: give more --trials, or another middle with --rates.",
     ]
@@ -130,7 +130,7 @@ def test_where_kfac_loses():
 def test_being_as_good_is_no_loss():
     asked = made.setup("sgd", "kfac", trials=1, seeds=1)
     same = {key: EndedRuns([made.run(1.0)], seeds((0.9, 0.5))) for key in ("sgd", "kfac")}
-    assert "Nobody without K-FAC is ahead of K-FAC, SGD." in sentences(assembled(asked, same, {}))
+    assert "None of the others is ahead of K-FAC, SGD." in sentences(assembled(asked, same, {}))
 
 
 def test_nobody_is_there():

@@ -13,6 +13,8 @@ from natgrad.lab.train import optimizers, train
 from unit.lab.train import digit_runs as runs
 
 NAMES = ("muon", "soap", "shampoo")
+OF_OTHERS = ("schedulefree", "torch-muon")
+ALL = (*NAMES, *OF_OTHERS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,7 +29,7 @@ def test_without_the_library(name, monkeypatch, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_going_on(name, tmp_path):
     pytest.importorskip("pytorch_optimizer")
     settings = {"optimizer": name, "kfac": False, "lr": 1e-2, "checkpoint_every": 100}
@@ -37,10 +39,10 @@ def test_going_on(name, tmp_path):
     runs.assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_loss_falls(name, tmp_path):
     pytest.importorskip("pytorch_optimizer")
-    rates = {"muon": 3e-2, "soap": 1e-2, "shampoo": 1.0}
+    rates = {"muon": 3e-2, "soap": 1e-2, "shampoo": 1.0, "schedulefree": 1e-2, "torch-muon": 3e-2}
     settings = runs.settings(
         optimizer=name, kfac=False, lr=rates[name], steps=60, mixup=0.0, erasing=0.0
     )
@@ -86,6 +88,54 @@ def test_momentum_and_weight_decay_reach_them(name):
         elif name == "shampoo" or group["use_muon"]:
             assert group["momentum"] == 0.7
     assert any(group["weight_decay"] for group in made.param_groups)
+
+
+def test_muon_of_hidden_layers_leaves_head_and_embeddings_to_adamw():
+    pytest.importorskip("pytorch_optimizer")
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    settings = runs.settings(optimizer="muon-hidden", kfac=False)
+    made = optimizers.optimizer(settings, model, lambda step: 0.1)
+    by_muon = {id(p) for g in made.param_groups if g["use_muon"] for p in g["params"]}
+    assert by_muon == {id(model[1].weight)}
+
+
+def test_soap_with_a_basis_of_every_step():
+    pytest.importorskip("pytorch_optimizer")
+    for name, every in (("soap", 10), ("soap-1", 1)):
+        settings = runs.settings(optimizer=name, kfac=False)
+        made = optimizers.optimizer(settings, nn.Linear(3, 2), lambda step: 0.1)
+        assert {group["precondition_frequency"] for group in made.param_groups} == {every}
+
+
+def test_muon_by_torch_steps_kernels_as_matrices():
+    """As torch.optim.Muon steps them itself, and AdamW the rest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 5))
+    kernel, weight = (m.weight.detach().clone().flatten(1) for m in (model[0], model[2]))
+    matrices = [nn.Parameter(kernel), nn.Parameter(weight)]
+    vectors = [nn.Parameter(m.bias.detach().clone()) for m in (model[0], model[2])]
+    decay = {"weight_decay": 0.3}
+    muon = torch.optim.Muon(matrices, 0.05, momentum=0.8, adjust_lr_fn="match_rms_adamw", **decay)
+    adamw = torch.optim.AdamW(vectors, 0.05, betas=(0.9, 0.95), weight_decay=0.0)
+    settings = runs.settings(
+        optimizer="torch-muon", kfac=False, lr=0.1, momentum=0.8, weight_decay=0.3
+    )
+    made = optimizers.optimizer(settings, model, lambda step: 0.1)
+    for group in made.param_groups:
+        group["lr"] = 0.05  # as a schedule sets it
+    for _ in range(3):
+        made.zero_grad()
+        model(torch.randn(4, 2, 4, 4)).square().sum().backward()
+        for own, one in zip(matrices, (model[0], model[2]), strict=True):
+            own.grad = one.weight.grad.flatten(1)
+        for own, one in zip(vectors, (model[0], model[2]), strict=True):
+            own.grad = one.bias.grad.clone()
+        for each in (muon, adamw, made):
+            each.step()
+    for own, one in zip(matrices, (model[0], model[2]), strict=True):
+        assert torch.equal(own.view_as(one.weight), one.weight)
+    for own, one in zip(vectors, (model[0], model[2]), strict=True):
+        assert torch.equal(own, one.bias)
 
 
 @pytest.mark.parametrize("name", NAMES)

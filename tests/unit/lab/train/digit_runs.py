@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
+import pytest
 import torch
 
 from natgrad.lab import data
@@ -105,6 +105,8 @@ def made_up_digits() -> Iterator[None]:
     labels = torch.randint(10, (300,), generator=draw)
     scale = data.Normalise((0.5,), (0.3,), full=16.0)
     some = data.Images(images, labels, tuple("0123456789"), scale)
-    without = patch.dict(sys.modules, {"torch.utils.tensorboard": None})
-    with without, patch.object(data, "digits", lambda: data.Split(some, some)):
+    with pytest.MonkeyPatch.context() as patched:
+        # This entry alone: what is imported meanwhile cannot be imported again.
+        patched.setitem(sys.modules, "torch.utils.tensorboard", None)
+        patched.setattr(data, "digits", lambda: data.Split(some, some))
         yield

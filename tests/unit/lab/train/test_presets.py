@@ -24,6 +24,11 @@ SHAPES = {
     "unlabelled": TaskShapes(inputs=(4,)),
 }
 SIZES = {
+    "mnist-deep-autoencoder": 2 * (784 * 1000 + 1000 * 500 + 500 * 250 + 250 * 30)
+    + 2 * (1000 + 500 + 250)
+    + 30
+    + 784,
+    "gpt-2000-steps": (65 + 64) * 96 + 3 * (12 * 96**2 + 13 * 96) + 2 * 96,
     "cifar10-resnet32": 464_154,
     "imagenet-resnet50": 25_557_032,
     "gpt-shakespeare": (65 + 128) * 128 + 4 * (12 * 128**2 + 13 * 128) + 2 * 128,

@@ -70,7 +70,8 @@ def sections(found: Comparison, folder: Path, name: str, gallery: Gallery) -> li
 
 def _under_way(found: Comparison, entry: ContenderResult) -> bool:
     """One that none of whose trials came to an end has no rate to run with, and is done."""
-    tried, ran = len(entry.trials) >= found.trials, len(entry.runs) >= len(found.seeds)
+    tried = entry.untuned or len(entry.trials) >= found.trials
+    ran = len(entry.runs) >= len(found.seeds)
     running = any(run.status is Status.RUNNING for run in (*entry.trials, *entry.runs))
     return running or not tried or (entry.chosen is not None and not ran)
 
