@@ -5,6 +5,9 @@ Groups (of a grouped convolution), samples, shared positions, features.
 
 from torch import Tensor
 
+# Per-sample gradients are made for this many numbers at a time.
+_PIECE = 1 << 24
+
 
 def grouped(t: Tensor) -> Tensor:
     """``[n, s, d]`` -> ``[1, n, s, d]``; grouped tensors stay as they are.
@@ -30,3 +33,13 @@ def per_sample(t: Tensor, samples: int | None) -> Tensor:
     if not samples or n == samples or n % samples:
         return t
     return t.reshape(t.shape[0], samples, n // samples * t.shape[2], t.shape[3])
+
+
+def piece(shape: tuple[int, int, int]) -> int:
+    """How many samples' gradients are made at a time: the same for all uses of one weight.
+
+    Arguments:
+        shape: ``(groups, rows, cols)``.
+    """
+    groups, rows, cols = shape
+    return max(1, _PIECE // max(1, groups * rows * cols))

@@ -12,14 +12,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from natgrad.layers.axes import grouped, per_sample
+from natgrad.layers.axes import grouped, per_sample, piece
 from natgrad.linalg.forms import Form, Triangle
 
 M = TypeVar("M", bound=nn.Module)
 Read = Callable[[nn.Parameter], Tensor]
-
-# Per-sample gradients are made for this many numbers at a time.
-_PIECE = 1 << 24
 
 
 class Layer(ABC, Generic[M]):
@@ -161,6 +158,15 @@ class Layer(ABC, Generic[M]):
             g: as autograd gives it, shaped like the module's output.
         """
         return self.samples_first(g, self.output_features)
+
+    def some(self, x: Any, rows: Tensor) -> Any:
+        """What `keep` kept, of some rows alone; ``None`` if they cannot be told apart.
+
+        Arguments:
+            x: what `keep` kept of a forward call, samples in front.
+            rows: numbers of rows of the leading axis, ascending.
+        """
+        return x.index_select(0, rows) if isinstance(x, Tensor) else None
 
     def count(self, x: Any) -> int:
         """The samples in an input, as far as its leading size tells.
@@ -319,16 +325,6 @@ class SharedInput(Layer[M]):
     def sample_gradients(self, x: Any, g: Tensor, samples: int | None) -> Iterator[Tensor]:
         for a, gs in self.pairs(x, g, samples):
             yield torch.einsum("bnsr,bnsc->nbrc", gs, a)
-
-
-def piece(shape: tuple[int, int, int]) -> int:
-    """How many samples' gradients are made at a time: the same for all uses of one weight.
-
-    Arguments:
-        shape: ``(groups, rows, cols)``.
-    """
-    groups, rows, cols = shape
-    return max(1, _PIECE // max(1, groups * rows * cols))
 
 
 def trainable(p: Any) -> nn.Parameter | None:
