@@ -146,7 +146,7 @@ class Capture:
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
-        return sum(p.count for p in self.passes) or None
+        return sum(p.rows if p.samples is None else p.samples for p in self.passes) or None
 
     def finish(self, *, counted: bool) -> list[str]:
         """No further gradient will come: take those of graphs that were retained, and refuse what

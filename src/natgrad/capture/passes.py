@@ -65,11 +65,6 @@ class Pass:
         within = torch.arange(each, device=self.chosen.device)
         return (self.chosen.unsqueeze(1) * each + within).flatten()
 
-    @property
-    def count(self) -> int:
-        """Of samples; where their number is unknown, that of the largest batch of a layer."""
-        return self.rows if self.samples is None else self.samples
-
     def fits(self, rows: int) -> bool:
         """Whether a part that was called with so many rows, outside of the model, belongs to this
         pass."""
@@ -106,8 +101,9 @@ class Pass:
 
 def entering_share(passes: Sequence[Pass]) -> float:
     """Of the samples of all passes, those that enter the statistics."""
-    total = sum(p.count for p in passes)
-    return sum(p.share * p.count for p in passes) / total if total else 1.0
+    counts = [p.rows if p.samples is None else p.samples for p in passes]
+    entering = sum(p.share * count for p, count in zip(passes, counts, strict=True))
+    return entering / sum(counts) if any(counts) else 1.0
 
 
 def sample_counts(values: tuple[Any, ...], axis: int) -> list[int]:

@@ -119,7 +119,7 @@ class Reducer:
 
     def finish(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
         """What this rank folds, of all ranks' sums since the last step."""
-        blocks, scale = self.team.blocks.values(), step.statistics_scale
+        blocks, scale, entered = self.team.blocks.values(), step.statistics_scale, step.entered
         if self.team.alone:
             return self._finish_alone(step)
         if not self.team.units:
@@ -142,7 +142,7 @@ class Reducer:
                 new_sums[block][factor] = (total, 1.0 / divisor)
         for block in blocks:  # what does not travel: the owner's own batch stands for all
             own = {n for n in self.team.keeps[block] if (block.name, n) not in self.reduced}
-            new_sums[block] |= _means(block, block.take_sums(own), step)
+            new_sums[block] |= _means(block, block.take_sums(own), entered, scale)
         return totals, new_sums
 
     def _finish_alone(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
@@ -151,8 +151,9 @@ class Reducer:
         for block, own in sums.items():
             for name, total in own.items():
                 counts[block.name, name] = float(total.count)
-        new_sums = {block: _means(block, own, step) for block, own in sums.items()}
-        return StepTotals(step.entered, True, step.passes, counts, {}), new_sums
+        scale, entered = step.statistics_scale, step.entered
+        new_sums = {block: _means(block, own, entered, scale) for block, own in sums.items()}
+        return StepTotals(entered, True, step.passes, counts, {}), new_sums
 
     def _launch(self, index: int, scale: float, *, last: bool = False) -> None:
         """Send the sums of a bucket, zeros where there are none: other ranks wait for them.
@@ -272,9 +273,8 @@ class Reducer:
         return found
 
 
-def _means(block: Block, sums: Sums, step: Step) -> NewSums:
+def _means(block: Block, sums: Sums, entered: float, scale: float) -> NewSums:
     """Sums of this rank, each with what makes it a mean over samples or positions."""
-    scale, entered = step.statistics_scale, step.entered
     return {
         name: (
             total.kept,
