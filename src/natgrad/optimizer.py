@@ -22,6 +22,7 @@ from torch.optim.adamw import adamw
 from natgrad.capture.discovery import Pattern, StructureOf
 from natgrad.checks import FRACTION, NOT_NEGATIVE, POSITIVE, number
 from natgrad.curvature.fisher import Fisher
+from natgrad.curvature.subsample import Subsample
 from natgrad.damping import Relative
 from natgrad.errors import SettingError
 from natgrad.geometry import Geometry, Spectral
@@ -61,6 +62,8 @@ class NaturalMuon(Optimizer):
         update_every: steps between two measurements of the curvature.
         refresh_every: steps between two decompositions.
         curvature: which Fisher; the empirical one if it is None.
+        statistics: share of a batch's samples, as a float, or their number, as an int, that the
+            curvature is measured on; ``Subsample`` has a seed as well; None for all of them.
         structure: what is kept of a layer's block; ``Kronecker()`` if it is None.
         inverse: how factors are decomposed; ``Eigen()`` if it is None.
         include: patterns of module names, or modules, that have a block; None for all but norm
@@ -92,6 +95,7 @@ class NaturalMuon(Optimizer):
         update_every: Intervals = 4,
         refresh_every: Intervals = 20,
         curvature: Fisher | None = None,
+        statistics: float | Subsample | None = None,
         structure: StructureOf = None,
         inverse: Inverse | None = None,
         include: Iterable[Pattern] | Pattern | None = None,
@@ -120,6 +124,7 @@ class NaturalMuon(Optimizer):
             update_every=update_every,
             refresh_every=refresh_every,
             curvature=curvature,
+            statistics=statistics,
             structure=structure,
             inverse=inverse,
             geometry=geometry,

@@ -9,9 +9,10 @@ from torch.amp import GradScaler
 from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
+from natgrad.capture.chosen import chooser_of
 from natgrad.capture.discovery import Choice, Pattern, StructureOf, discover
 from natgrad.capture.hooks import Capture
-from natgrad.capture.passes import Pass
+from natgrad.capture.passes import Pass, entering_share
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.capture.wrappers import Compiled, no_autocast, unscale, unwrapped
@@ -19,6 +20,7 @@ from natgrad.comm import Communicator, connect
 from natgrad.comm.agreement import AllRanksAgree
 from natgrad.comm.layouts import check_layout, first_tensor_parallel_rank, last_backward
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
+from natgrad.curvature.subsample import Subsample, subsample_of
 from natgrad.damping import Relative
 from natgrad.errors import CaptureError, SettingError
 from natgrad.geometry import Euclidean, Geometry
@@ -71,6 +73,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             step, or one for each factor, ``{"A": ..., "G": ...}``.
         refresh_every: steps between two decompositions; as ``update_every``, or ``Drift()``.
         curvature: which Fisher; ``EmpiricalFisher()`` if it is None.
+        statistics: share of a batch's samples, as a float, or their number, as an int, that the
+            curvature is measured on; ``Subsample`` has a seed as well; None for all of them.
         structure: what is kept of a layer's block, or a function from a layer to that; if it is
             None, ``UnitWise()`` for norm layers and ``Kronecker()`` for all others.
         norm_damping: the damping of norm layers is multiplied by this number, or by this function
@@ -107,6 +111,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
         refresh_every: Intervals = Doubling(100),  # noqa: B008 (frozen)
         curvature: Fisher | None = None,
+        statistics: float | Subsample | None = None,
         structure: StructureOf = None,
         norm_damping: float | Schedule = 1.0,
         inverse: Inverse | None = None,
@@ -132,7 +137,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             self.settings = KFACSettings(
                 damping, factor_decay, kl_clip, norm_damping, momentum, loss
             )
-            motion = motion_of(geometry, length, momentum)
+            motion, some = motion_of(geometry, length, momentum), subsample_of(statistics)
             arguments.check_tensors(factor_dtype, half_products, scaler)
             clip = None if motion.length else kl_clip
             arguments.check_optimizer(model, optimizer, clip, scaler)
@@ -158,27 +163,23 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)
+            alike = (self.curvature, distributed.wire_dtype, motion, some)
             agreed.compared = agreement.settings_to_compare(
-                self.model,
-                self.blocks,
-                self.settings,
-                clocks,
-                self.curvature,
-                distributed.wire_dtype,
-                motion,
+                self.model, self.blocks, self.settings, clocks, *alike
             )
         world = world_of(model, self.comm, *clocks)
         self.team = Team(self.comm, self.blocks, world, distributed, motion)
         self.watch = Stopwatch()
         self.statistics = Statistics(self.watch)
+        sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
         self.capture = Capture(
             self.model,
             self.blocks,
             self.statistics.add,
             taping=self.curvature.observes,
             batch_axis=loss.axis_of_model,
+            chooser=chooser_of(some, self.comm, sampling_rank, self.blocks[0].device),
         )
-        sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
         if self.curvature.observes:
             self.capture.on_output = self._observe_prediction
@@ -248,6 +249,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             passes=len(self.capture.passes),
             statistics_scale=self.scale(samples),
             loss_scale=loss_scale,
+            share=entering_share(self.capture.passes),
         )
 
     def _prepare(self) -> None:
@@ -255,6 +257,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         keys = set() if self.detached else self.update_clocks.due(self.steps)
         due = self.update_clocks.factors(self.blocks, keys) if keys else {}
         self.capture.forget()
+        if self.capture.chooser is not None:
+            self.capture.chooser.begin(self.steps)
         self.statistics.begin(due)
         self.reducer.begin(due)
         self.low_rank.forget()

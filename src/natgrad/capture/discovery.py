@@ -77,7 +77,8 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
                 reason = views if parameter.requires_grad else "frozen"
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
             continue
-        views = [part for layer in views for part in parts_of(layer, choice.split)]
+        parent = root.get_submodule(raw_name.rpartition(".")[0])
+        views = [part for layer in views for part in parts_of(layer, choice.split, parent)]
         for layer in views:
             axis = _axis(name, module, choice)
             layer.axis_given = axis is not None

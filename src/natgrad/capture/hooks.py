@@ -26,6 +26,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards
 from natgrad.capture.blocks import Block
+from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.sample_axes import SampleAxes
@@ -52,12 +53,13 @@ class Capture:
         *,
         taping: bool,
         batch_axis: int,
+        chooser: Chooser | None = None,
     ) -> None:
         self.root, self.on_pair, self.taping, self.batch_axis = root, on_pair, taping, batch_axis
         self.uses: list[Use] = [(block, layer) for block in blocks for layer in block.layers]
         self.on_begin: Callable[[], None] | None = None  # before a forward pass that is watched
         self.on_restart: Callable[[], None] | None = None  # what was seen counts no longer
-        self.axes = SampleAxes(root)
+        self.axes, self.chooser, self._cut = SampleAxes(root), chooser, Cutter()
         self.backwards = Backwards(p for block in blocks for p in block.parameters)
         self.current: Pass | None = None
         self.inside = False  # the model's own forward is running
@@ -74,7 +76,6 @@ class Capture:
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
 
     # Hooks come and go.
-
     @property
     def armed(self) -> bool:
         return bool(self._layer_hooks.handles)
@@ -169,7 +170,6 @@ class Capture:
         return [*found, *self.axes.doubts]
 
     # What hooks do.
-
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not in_backward():
             self.backwards.outside()
@@ -179,6 +179,8 @@ class Capture:
             given = (*args, *kwargs.values())
             listed = bool(given) and isinstance(given[0], list)
             self.current = Pass(sample_counts(given, self.batch_axis), listed=listed)
+            if self.chooser is not None and self.armed and torch.is_grad_enabled():
+                self.chooser.choose(self.current)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         this, self.inside = self.current, False
@@ -189,6 +191,7 @@ class Capture:
                 self.current = self._before  # an evaluation is no part of what comes
             return
         self._before = None
+        self._cut.forget()
         if self.taping and this.tape and (main := prediction(out)) is not None:
             self.outputs[this] = get_gradient_edge(main), main.detach()
             main.register_hook(_OutputHook(self, this).predicts)
@@ -214,6 +217,7 @@ class Capture:
         """Put a hook on a layer's output; ``x`` is what the layer keeps of its input."""
         this, block = self.current, use[0]
         assert this is not None  # the call was counted
+        x = self._cut.early(*use, x, this)
         this.hooked[block] += 1
         if self.taping:
             this.tape.append((use, x, get_gradient_edge(out), view))
@@ -240,13 +244,12 @@ class Capture:
 
     def facing(self, use: Use, x: Any) -> Use:
         """The use with its layer as the samples of ``x`` lie; matters for whole samples only."""
-        block, layer = use
-        features, this = layer.input_features, self.current
-        if features is None or this is None or not isinstance(x, Tensor):
+        this, (block, layer) = self.current, use
+        if this is None or block.region_terms is not None:
             return use
-        if block.region_terms is not None or not (block.structure.pooled or self.taping):
+        if not (block.structure.pooled or self.taping or this.chosen is not None):
             return use
-        return block, self.axes.facing(layer, x.shape[: x.ndim - features], this.samples)
+        return block, self.axes.facing(layer, x, this.samples)
 
 
 class _ProjectionHooks:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.nn.utils.rnn import PackedSequence
@@ -39,6 +40,30 @@ class Pass:
         self.arrived: Counter[tuple[Block, int]] = Counter()
         self.pending: dict[tuple[Block, str, int], list[tuple[Tensor, ...]]] = {}
         self.tape: list[tuple[Any, Any, GradientEdge, Any]] = []
+        self.chosen: Tensor | None = None  # numbers of the samples that enter; None: all
+        self.share = 1.0  # of the samples
+        self._rows: dict[int, Tensor | None] = {}
+
+    def choose(self, chosen: Tensor) -> None:
+        """Only these samples enter the statistics."""
+        assert self.samples
+        self.chosen, self.share = chosen, len(chosen) / self.samples
+        self._chosen_of = self.samples  # layers may show later that these were no samples
+
+    def chosen_rows(self, count: int) -> Tensor | None:
+        """Which of ``count`` rows are of the chosen samples; ``None`` if that cannot be told."""
+        if count not in self._rows:
+            self._rows[count] = self._rows_of(count)
+        return self._rows[count]
+
+    def _rows_of(self, count: int) -> Tensor | None:
+        if self.chosen is None or count % self._chosen_of:
+            return None
+        each = count // self._chosen_of
+        if each == 1:
+            return self.chosen
+        within = torch.arange(each, device=self.chosen.device)
+        return (self.chosen.unsqueeze(1) * each + within).flatten()
 
     def fits(self, rows: int) -> bool:
         """Whether a part that was called with so many rows, outside of the model, belongs to this
@@ -72,6 +97,13 @@ class Pass:
                 f"({', '.join(map(str, sorted(self.seen)))}), so that KFAC takes the largest for "
                 "the number of samples: call the model, or pass step(samples=...)."
             )
+
+
+def entering_share(passes: Sequence[Pass]) -> float:
+    """Of the samples of all passes, those that enter the statistics."""
+    counts = [p.rows if p.samples is None else p.samples for p in passes]
+    entering = sum(p.share * count for p, count in zip(passes, counts, strict=True))
+    return entering / sum(counts) if any(counts) else 1.0
 
 
 def sample_counts(values: tuple[Any, ...], axis: int) -> list[int]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from natgrad.layers import Layer
 
@@ -31,9 +31,12 @@ class SampleAxes:
         self._facing: dict[tuple[Layer[Any], int], Layer[Any]] = {}
         self.doubts: dict[str, None] = {}  # sentences, each once
 
-    def facing(self, layer: Layer[Any], sizes: Sequence[int], samples: int | None) -> Layer[Any]:
-        """The layer as it is called with tensors of these leading ``sizes``, without features."""
-        axis = layer.batch_axis
+    def facing(self, layer: Layer[Any], x: Any, samples: int | None) -> Layer[Any]:
+        """The layer as it is called with this input."""
+        axis, features = layer.batch_axis, layer.input_features
+        if features is None or not isinstance(x, Tensor):
+            return layer
+        sizes = x.shape[: x.ndim - features]
         if not layer.axis_given and samples is not None and samples > 1 and len(sizes) > 1:
             axis = self._axis(layer, sizes, samples)
         if axis == layer.batch_axis:

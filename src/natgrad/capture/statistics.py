@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from natgrad.capture.blocks import Block
+from natgrad.capture.chosen import Cutter
 from natgrad.capture.hooks import Use
 from natgrad.capture.passes import Pass
 from natgrad.capture.stopwatch import Stopwatch
@@ -52,10 +53,12 @@ class Statistics:
         # Called when all gradients of a block in a pass have been added: its sums may be sent.
         self.on_complete: Callable[[Block, Pass], None] | None = None
         self._shared: _SharedInputSums | None = None
+        self._cut = Cutter()
 
     def begin(self, due: Due) -> None:
         """A new step, that updates these factors."""
         self.due, self._shared = due, None
+        self._cut.forget()
 
     @torch.no_grad()
     def add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int = 0) -> None:
@@ -66,6 +69,7 @@ class Statistics:
         if block.region_terms is not None:
             # Each region then counts as one sample: N g -> N √r g.
             g = g * (len(g) * block.region_terms / (this.samples or len(g) or 1)) ** 0.5
+        x, g, samples = self._cut(block, layer, x, g, this)
         names = self.due.get(block, ())
         if draw:
             names = [name for name in names if block.factors[name].of_gradients]
@@ -73,13 +77,13 @@ class Statistics:
         with no_autocast(block.device):
             if block.normalises:
                 with self.watch("norm"):
-                    self._pool(use, x, g, sums, this, draw)
+                    self._pool(use, x, g, samples, sums, this, draw)
             else:
                 with self.watch("A"):
                     rest = self._add_inputs(use, x, g, sums)
                 with self.watch("G"):
                     block.structure.add(layer, x, g, rest)
-                    self._pool(use, x, g, sums, this, draw)
+                    self._pool(use, x, g, samples, sums, this, draw)
         this.added[block] += 1
         if self.on_complete is not None and not draw and this.added[block] == this.calls[block]:
             self.on_complete(block, this)
@@ -87,6 +91,7 @@ class Statistics:
     def flush(self, this: Pass) -> None:
         """The pass is over: add what still waits for calls that no gradient came back to."""
         self._shared = None  # no layer with the same input follows
+        self._cut.forget()
         for (block, role, draw), pieces in this.pending.items():
             self._absorb(block, role, pieces, draw)
         this.pending.clear()
@@ -120,22 +125,31 @@ class Statistics:
             self._shared = _SharedInputSums((where, what), x, block, mine)
         return rest
 
-    def _pool(self, use: Use, x: Any, g: Tensor, sums: Sums, this: Pass, draw: int) -> None:
-        """Bring the calls on one sample together, then add its gradient."""
+    def _pool(
+        self,
+        use: Use,
+        x: Any,
+        g: Tensor,
+        samples: int | None,
+        sums: Sums,
+        this: Pass,
+        draw: int,
+    ) -> None:
+        """Bring the calls on one sample together, then add its gradient; ``samples`` are there."""
         block, layer = use
         structure = block.structure
         if not structure.pooled:
             return
         role, calls = structure.role(layer), this.calls[block]
         regions = block.region_terms is not None
-        samples = len(g) if regions else this.samples
+        samples = len(g) if regions else samples
         same_samples = samples is None or len(g) % max(1, samples) == 0
         if calls <= 1 or regions or not same_samples:
             decomposed = block.decomposed_factors()
             for piece in structure.summaries(layer, x, g, samples):
                 structure.absorb(role, piece, sums, decomposed)
             return
-        pieces = list(structure.summaries(layer, x, g, this.samples))
+        pieces = list(structure.summaries(layer, x, g, samples))
         key = (block, role, draw)
         if (waiting := this.pending.get(key)) is not None:
             pieces = [structure.combine(a, b) for a, b in zip(waiting, pieces, strict=True)]

@@ -4,6 +4,7 @@
     likelihoods    ``-log p(y | f)`` of outputs ``f``: draws of ``y``, and exact vectors
     loss           `Loss`: ``total / weight``, and the roots of ``Λ = ∂²total/∂f²``
     losses         `as_loss`, which recognises torch's losses
+    subsample      which samples of a batch enter, where that is a share of them
 
 K-FAC needs only `fisher`; operators over all data also need to know what a loss is a mean over.
 """
@@ -18,6 +19,7 @@ from natgrad.curvature.losses import (
     SquareLoss,
     as_loss,
 )
+from natgrad.curvature.subsample import Subsample
 
 __all__ = [
     "Bernoulli",
@@ -33,5 +35,6 @@ __all__ = [
     "MonteCarloFisher",
     "OwnLoss",
     "SquareLoss",
+    "Subsample",
     "as_loss",
 ]

@@ -208,7 +208,8 @@ def _slots(
         views = tuple(layer.as_weight(m[..., :cols]) for m in matrices)
         yield _slot(index, layer.weight, layer.split, views)
     if layer.bias is not None:
-        yield _slot(index, layer.bias, layer.as_bias, tuple(m[..., -1] for m in matrices))
+        views = tuple(layer.as_bias_shape(m[..., -1]) for m in matrices)
+        yield _slot(index, layer.bias, layer.as_bias, views)
 
 
 def _slot(

@@ -19,7 +19,8 @@ from natgrad.kfac.settings import KFACSettings, Values
 class Step:
     """``samples``: of this rank, as the user says or as counted at the model; ``None`` if neither.
     ``passes``: forward passes that a gradient came back to. ``statistics_scale`` makes captured
-    gradients those of one term of the loss; ``loss_scale`` is what a GradScaler put into them."""
+    gradients those of one term of the loss; ``loss_scale`` is what a GradScaler put into them.
+    ``share`` of the samples are those that the statistics are over."""
 
     index: int
     values: Values
@@ -28,10 +29,16 @@ class Step:
     passes: int
     statistics_scale: float
     loss_scale: float
+    share: float = 1.0
 
     @property
     def updates(self) -> bool:
         return bool(self.due)
+
+    @property
+    def entered(self) -> float:
+        """How many samples of this rank the statistics are over."""
+        return (self.samples or 0) * self.share
 
 
 class StatisticsScale:

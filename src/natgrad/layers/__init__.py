@@ -18,9 +18,11 @@ from natgrad.layers import (
 from natgrad.layers.base import Layer, SharedInput
 from natgrad.layers.elementwise import Elementwise
 from natgrad.layers.registry import NotCovered, layers_of, register, registered
+from natgrad.layers.row_parts import Interleaved
 
 __all__ = [
     "Elementwise",
+    "Interleaved",
     "Layer",
     "NotCovered",
     "SharedInput",

@@ -3,7 +3,13 @@
 Groups (of a grouped convolution), samples, shared positions, features.
 """
 
-from torch import Tensor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Per-sample gradients are made for this many numbers at a time.
+_PIECE = 1 << 24
 
 
 def grouped(t: Tensor) -> Tensor:
@@ -30,3 +36,31 @@ def per_sample(t: Tensor, samples: int | None) -> Tensor:
     if not samples or n == samples or n % samples:
         return t
     return t.reshape(t.shape[0], samples, n // samples * t.shape[2], t.shape[3])
+
+
+def piece(shape: tuple[int, int, int]) -> int:
+    """How many samples' gradients are made at a time: the same for all uses of one weight.
+
+    Arguments:
+        shape: ``(groups, rows, cols)``.
+    """
+    groups, rows, cols = shape
+    return max(1, _PIECE // max(1, groups * rows * cols))
+
+
+def trainable(p: Any) -> nn.Parameter | None:
+    """The parameter, if it is one and requires gradients.
+
+    Arguments:
+        p: a parameter, or anything else, for which there is ``None``.
+    """
+    return p if isinstance(p, nn.Parameter) and p.requires_grad else None
+
+
+def real(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics: float32 for half-precision tensors.
+
+    Arguments:
+        dtype: of activations or gradients; float32 and float64 stay.
+    """
+    return torch.float32 if dtype.itemsize < 4 else dtype

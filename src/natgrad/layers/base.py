@@ -12,14 +12,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from natgrad.layers.axes import grouped, per_sample
+from natgrad.layers.axes import grouped, per_sample, piece
+from natgrad.layers.axes import real as real
+from natgrad.layers.axes import trainable as trainable
 from natgrad.linalg.forms import Form, Triangle
 
 M = TypeVar("M", bound=nn.Module)
 Read = Callable[[nn.Parameter], Tensor]
-
-# Per-sample gradients are made for this many numbers at a time.
-_PIECE = 1 << 24
 
 
 class Layer(ABC, Generic[M]):
@@ -107,6 +106,14 @@ class Layer(ABC, Generic[M]):
         """
         return bias.view(self.groups, self.rows)
 
+    def as_bias_shape(self, m: Tensor) -> Tensor:
+        """The last column of a matrix as a *view* with the shape of ``as_bias``.
+
+        Arguments:
+            m: ``[groups, rows]``.
+        """
+        return m
+
     def load(self, out: Tensor, read: Read) -> None:
         """Write a tensor for each parameter, such as its gradient, into a matrix.
 
@@ -117,7 +124,7 @@ class Layer(ABC, Generic[M]):
         if self.weight is not None:
             self.as_weight(out[..., : self.weight_cols]).copy_(self.split(read(self.weight)))
         if self.bias is not None:
-            out[..., -1].copy_(self.as_bias(read(self.bias)))
+            self.as_bias_shape(out[..., -1]).copy_(self.as_bias(read(self.bias)))
 
     def store(self, m: Tensor, read: Read) -> None:
         """The inverse of ``load``.
@@ -130,15 +137,25 @@ class Layer(ABC, Generic[M]):
         if self.weight is not None:
             self.split(read(self.weight)).copy_(self.as_weight(m[..., : self.weight_cols]))
         if self.bias is not None:
-            self.as_bias(read(self.bias)).copy_(m[..., -1])
+            self.as_bias(read(self.bias)).copy_(self.as_bias_shape(m[..., -1]))
 
     def region(self, parameter: nn.Parameter) -> tuple[tuple[int, int], ...]:
-        """Which part of a parameter is this matrix: ``(first, end)`` of each dimension.
+        """Which part of a parameter is this matrix: ``(first, end)`` of each dimension, one more
+        where `unfolding` makes two of one.
 
         Arguments:
             parameter: one of the layer's.
         """
         return tuple((0, size) for size in parameter.shape)
+
+    def unfolding(self, parameter: nn.Parameter) -> tuple[int, int] | None:
+        """Where the rows of several matrices follow each other in turn: the axis of a parameter
+        that `region` sees as two, ``(outer, unit)``, and the unit; ``None`` if there is none.
+
+        Arguments:
+            parameter: one of the layer's.
+        """
+        return None
 
     # Data.
 
@@ -161,6 +178,15 @@ class Layer(ABC, Generic[M]):
             g: as autograd gives it, shaped like the module's output.
         """
         return self.samples_first(g, self.output_features)
+
+    def some(self, x: Any, rows: Tensor) -> Any:
+        """What `keep` kept, of some rows alone; ``None`` if they cannot be told apart.
+
+        Arguments:
+            x: what `keep` kept of a forward call, samples in front.
+            rows: numbers of rows of the leading axis, ascending.
+        """
+        return x.index_select(0, rows) if isinstance(x, Tensor) else None
 
     def count(self, x: Any) -> int:
         """The samples in an input, as far as its leading size tells.
@@ -319,31 +345,3 @@ class SharedInput(Layer[M]):
     def sample_gradients(self, x: Any, g: Tensor, samples: int | None) -> Iterator[Tensor]:
         for a, gs in self.pairs(x, g, samples):
             yield torch.einsum("bnsr,bnsc->nbrc", gs, a)
-
-
-def piece(shape: tuple[int, int, int]) -> int:
-    """How many samples' gradients are made at a time: the same for all uses of one weight.
-
-    Arguments:
-        shape: ``(groups, rows, cols)``.
-    """
-    groups, rows, cols = shape
-    return max(1, _PIECE // max(1, groups * rows * cols))
-
-
-def trainable(p: Any) -> nn.Parameter | None:
-    """The parameter, if it is one and requires gradients.
-
-    Arguments:
-        p: a parameter, or anything else, for which there is ``None``.
-    """
-    return p if isinstance(p, nn.Parameter) and p.requires_grad else None
-
-
-def real(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics: float32 for half-precision tensors.
-
-    Arguments:
-        dtype: of activations or gradients; float32 and float64 stay.
-    """
-    return torch.float32 if dtype.itemsize < 4 else dtype

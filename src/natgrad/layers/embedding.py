@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natgrad.layers.axes import grouped, per_sample
-from natgrad.layers.base import SharedInput, piece, real
+from natgrad.layers.axes import grouped, per_sample, piece
+from natgrad.layers.base import SharedInput, real
 from natgrad.layers.linear import RowInputs
 from natgrad.layers.registry import NotCovered, register
 from natgrad.linalg.forms import DiagonalForm, Form, Triangle

@@ -165,6 +165,9 @@ class BatchNorm(Channels):
         x = super().keep(args, kwargs, out)
         return x, *self._statistics(x, out)
 
+    def some(self, x: tuple[Tensor, Tensor, Tensor], rows: Tensor) -> Any:
+        return x[0].index_select(0, rows), *x[1:]
+
     def _statistics(self, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and reciprocal deviation of every channel, as this call used them."""
         m = self.module

@@ -56,6 +56,9 @@ class RecurrentProjection(Projection[nn.Module]):
     def inputs(self, x: "Tensor | Packed") -> Tensor:
         return x.padded if isinstance(x, Packed) else x
 
+    def some(self, x: "Tensor | Packed", rows: Tensor) -> Any:
+        return PackedSome(x, rows) if isinstance(x, Packed) else super().some(x, rows)
+
     # Positions after the end of a sequence have no gradient, so they only matter where inputs are
     # averaged by themselves.
 
@@ -173,6 +176,28 @@ class Packed:
 
     def __getitem__(self, samples: slice) -> Tensor:
         return self.padded[samples]
+
+
+class PackedSome(Packed):
+    """Some samples of packed inputs, padded to the longest of all.
+
+    Arguments:
+        whole: the inputs of all samples.
+        samples: numbers of those that are left.
+    """
+
+    def __init__(self, whole: Packed, samples: Tensor) -> None:
+        self.padded = whole.padded.index_select(0, samples)
+        self._real = whole.real.index_select(0, samples)
+        self.rows = self.padded[self._real.squeeze(-1) > 0]
+
+    @property
+    def count(self) -> int:
+        return len(self.padded)
+
+    @property
+    def real(self) -> Tensor:
+        return self._real
 
 
 class Hidden:

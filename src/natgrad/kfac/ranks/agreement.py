@@ -13,6 +13,7 @@ from torch import nn
 from natgrad.capture.blocks import Block
 from natgrad.comm.wire import WireFormat
 from natgrad.curvature.fisher import Fisher
+from natgrad.curvature.subsample import Subsample
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.motion import Motion
 from natgrad.kfac.settings import KFACSettings
@@ -26,6 +27,7 @@ def settings_to_compare(
     curvature: Fisher,
     wire_dtype: WireFormat | None,
     motion: Motion,
+    statistics: Subsample | None,
 ) -> dict[str, str]:
     """Everything that must be the same, by what a user calls it."""
     given = (field.name for field in fields(settings) if field.name != "adapted")
@@ -34,6 +36,7 @@ def settings_to_compare(
         a, g = (text(each.clocks[key].interval) for key in ("A", "G"))
         found[each.name] = a if a == g else f"A: {a}, G: {g}"
     found["curvature"], found["wire_dtype"] = text(curvature), text(wire_dtype)
+    found["statistics"] = "all samples" if statistics is None else text(statistics)
     found["geometry"], found["length"] = text(motion.geometry), text(motion.length)
     for block in blocks:
         groups, rows, cols = block.shape

@@ -19,10 +19,34 @@ from natgrad.kfac.motion import Motion
 from natgrad.specs import AppliedRoom, BlockSpec, Box, FactorSpec, Piece, Ranks
 
 
-def boxes_of(block: Block) -> list[Box]:
-    """The box of each parameter that this rank holds and that belongs to the block."""
+def boxes_of(block: Block) -> list[tuple[Box, ...]]:
+    """What this rank holds of each parameter and belongs to the block: one box, or up to three
+    where the rows of several matrices follow each other in turn."""
     layer = block.layers[0]
-    return [_common(box_of(p), layer.region(p)) for p in block.parameters]
+    return [
+        tuple(_common(held, layer.region(p)) for held in unfolded(box_of(p), layer.unfolding(p)))
+        for p in block.parameters
+    ]
+
+
+def unfolded(box: Box, by: tuple[int, int] | None) -> list[Box]:
+    """A box of a tensor as boxes of the same with one axis as two, ``(outer, unit)``: the part of
+    the first unit, whole units, and the part of the last one."""
+    if by is None:
+        return [box]
+    axis, unit = by
+    start, stop = box[axis]
+    first, last = -(-start // unit), stop // unit  # whole units
+    rows: list[Box] = []
+    if first > last:  # inside of one unit
+        rows.append(((last, first), (start - last * unit, stop - last * unit)))
+    else:
+        if start % unit:
+            rows.append(((first - 1, first), (start % unit, unit)))
+        rows.append(((first, last), (0, unit)))
+        if stop % unit:
+            rows.append(((last, last + 1), (0, stop % unit)))
+    return [(*box[:axis], *both, *box[axis + 1 :]) for both in rows]
 
 
 def _common(one: Box, other: Box) -> Box:
@@ -46,7 +70,7 @@ def spec_of(
             for box, ranks in sorted(held.items())
             if (piece := Piece(index, box, ranks)).numel
         ]
-        pieces += _in_chunks(own, len(block.parameters[index]), world) or own
+        pieces += _in_chunks(own, _leading(block, index), world) or own
     _check_cover(block, pieces)
     return BlockSpec(
         block.name,
@@ -79,6 +103,12 @@ def _applied(block: Block, motion: Motion) -> AppliedRoom:
     return block.decomposed(parts).room(numel)
 
 
+def _leading(block: Block, index: int) -> int:
+    """The size of a parameter's first axis, or the outer one of the two that it is seen as."""
+    by, size = block.layers[0].unfolding(block.parameters[index]), len(block.parameters[index])
+    return size // by[1] if by is not None and by[0] == 0 else size
+
+
 def _in_chunks(pieces: list[Piece], rows: int, world: int) -> list[Piece] | None:
     """One piece instead of many, if they are what each of the ranks has of a parameter's rows."""
     chunk = -(-rows // world)
@@ -103,6 +133,9 @@ def _check_cover(block: Block, pieces: list[Piece]) -> None:
     apart = True
     for index, parameter in enumerate(block.parameters):
         own = [piece.box for piece in pieces if piece.parameter == index]
+        if block.layers[0].unfolding(parameter) is not None:
+            apart &= not any(_overlap(one, other) for one, other in pairwise(sorted(own)))
+            continue
         for axis in range(parameter.ndim):
             ends = sorted({box[axis] for box in own})
             apart &= all(one[1] <= other[0] for one, other in pairwise(ends))
@@ -113,6 +146,10 @@ def _check_cover(block: Block, pieces: list[Piece]) -> None:
             "Cut it with parallelize_module and fully_shard alone, or leave it out with "
             "exclude=[...]."
         )
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def _factor(block: Block, name: str, *, packed: bool) -> FactorSpec:

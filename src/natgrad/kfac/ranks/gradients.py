@@ -136,13 +136,13 @@ class Gradients:
 
         def part(op: Op, to: int, clip: bool) -> Tensor:
             assert isinstance(op, Gather)
-            return self._local_piece(*self._piece(op.block, op.piece)).flatten()
+            return self._local_piece(op.block, op.piece).flatten()
 
         for arrival in self._copying(gathers, part):
             op = arrival.op
             assert isinstance(op, Gather)
             p, piece = self._piece(op.block, op.piece)
-            view = self._full[id(p)][_slices(piece.part(arrival.source))]
+            view = self._at(op.block, p, self._full[id(p)], piece.part(arrival.source))
             view.copy_(arrival.data.view(view.shape))
             del arrival  # with its buffer, before the next one is made
 
@@ -164,7 +164,7 @@ class Gradients:
             parts = []
             if op.piece is not None:
                 p, piece = self._piece(op.block, op.piece)
-                parts.append(self.read(p)[_slices(piece.part(to))].flatten())
+                parts.append(self._at(op.block, p, self.read(p), piece.part(to)).flatten())
             if clip:
                 parts.append(dots[order[op.block]].view(1).to(self.team.gradient_wire.held_as))
             return torch.cat(parts)
@@ -176,7 +176,7 @@ class Gradients:
                 dots[order[op.block]] = data[-1]
                 data = data[:-1]
             if op.piece is not None:
-                view = self._local_piece(*self._piece(op.block, op.piece))
+                view = self._local_piece(op.block, op.piece)
                 view.copy_(data.view(view.shape))
             del arrival, data  # with their buffer, before the next one is made
         for block in blocks:
@@ -244,13 +244,12 @@ class Gradients:
             for part, index in zip(
                 total.split([piece.numel for piece in pieces]), range(len(pieces)), strict=True
             ):
-                p, piece = self._piece(name, index)
-                view = self._local_piece(p, piece)
+                view = self._local_piece(name, index)
                 view.copy_(part.view(view.shape))
 
     def _flat(self, block: Block, weight: float) -> Tensor:
         pieces = range(len(self.team.plan.block[block.name].pieces))
-        parts = [self._local_piece(*self._piece(block.name, index)).flatten() for index in pieces]
+        parts = [self._local_piece(block.name, index).flatten() for index in pieces]
         return torch.cat(parts).mul_(weight)
 
     # Pieces.
@@ -260,10 +259,18 @@ class Gradients:
         piece = self.team.plan.block[block].pieces[index]
         return self.team.blocks[block].parameters[piece.parameter], piece
 
-    def _local_piece(self, p: nn.Parameter, piece: Piece) -> Tensor:
+    def _at(
+        self, block: str, p: nn.Parameter, t: Tensor, box: Box, offsets: Sequence[int] = ()
+    ) -> Tensor:
+        """A box of a tensor like ``p``, as a view; ``offsets``: where the tensor begins in it."""
+        return view_of(t, box, offsets, self.team.blocks[block].layers[0].unfolding(p))
+
+    def _local_piece(self, block: str, index: int | None) -> Tensor:
         """What this rank holds of a piece, as a view of its gradient."""
+        p, piece = self._piece(block, index)
         assert p.grad is not None
-        return local(p.grad)[_slices(piece.part(self.team.rank), self._offsets[id(p)])]
+        box = piece.part(self.team.rank)
+        return self._at(block, p, local(p.grad), box, self._offsets[id(p)])
 
     def _assemble(self, block: Block) -> None:
         """Full gradients of sharded parameters, filled with the pieces that this rank holds."""
@@ -275,22 +282,23 @@ class Gradients:
                 assert p.grad is not None
                 self._full[id(p)] = local(p.grad).new_zeros(p.shape)
             if self.team.rank in piece.holders:
-                view = self._full[id(p)][_slices(piece.part(self.team.rank))]
-                view.copy_(self._local_piece(p, piece))
+                view = self._at(block.name, p, self._full[id(p)], piece.part(self.team.rank))
+                view.copy_(self._local_piece(block.name, index))
 
     def _round(self, block: Block) -> None:
         """What was preconditioned here becomes what other ranks get of it."""
         for index, piece in enumerate(self.team.plan.block[block.name].pieces):
             p, _ = self._piece(block.name, index)
-            view = self.read(p)[_slices(piece.box)]
+            view = self._at(block.name, p, self.read(p), piece.box)
             view.copy_(self.team.gradient_wire.rounded(view))
 
     def _write_own_pieces(self, block: Block) -> None:
         for index, piece in enumerate(self.team.plan.block[block.name].pieces):
             p, _ = self._piece(block.name, index)
             if id(p) in self._full and self.team.rank in piece.holders:
-                here = self._local_piece(p, piece)
-                here.copy_(self._full[id(p)][_slices(piece.part(self.team.rank))])
+                box = piece.part(self.team.rank)
+                here = self._local_piece(block.name, index)
+                here.copy_(self._at(block.name, p, self._full[id(p)], box))
 
 
 def missing_somewhere(block: Block, count: int, team: Team) -> CaptureError:
@@ -306,9 +314,19 @@ def _is_of(op: ApplyOp, names: set[str]) -> bool:
     return not isinstance(op, TotalGradients) and op.block in names
 
 
-def _slices(box: Box, offsets: Sequence[int] = ()) -> tuple[slice, ...]:
-    """``offsets``: where the tensor begins that is indexed; 0 if there are none."""
-    return tuple(
-        slice(start - first, stop - first)
-        for (start, stop), first in zip(box, offsets or [0] * len(box), strict=True)
-    )
+def view_of(
+    t: Tensor, box: Box, offsets: Sequence[int], unfolding: tuple[int, int] | None
+) -> Tensor:
+    """A box of a tensor, as a view. ``offsets``: where the tensor begins that is indexed; 0 if
+    there are none. ``unfolding``: the axis that the box sees as two, ``(outer, unit)``."""
+    begins = list(offsets) or [0] * t.ndim
+    if unfolding is None:
+        return t[tuple(slice(a - at, b - at) for (a, b), at in zip(box, begins, strict=True))]
+    axis, unit = unfolding
+    (first, _), (low, _) = box[axis : axis + 2]
+    rest = [*box[:axis], (first * unit + low, 0), *box[axis + 2 :]]
+    shape = [b - a for a, b in box]
+    stride = t.stride()
+    start = sum(s * (a - at) for s, (a, _), at in zip(stride, rest, begins, strict=True))
+    steps = (*stride[:axis], unit * stride[axis], *stride[axis:])
+    return t.as_strided(shape, steps, t.storage_offset() + start)

@@ -1,10 +1,11 @@
 """Sums of all ranks, brought together at the ranks that keep a factor.
 
-    A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r samples_r
+    A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r entered_r
 
 A rank's sum ``S_r`` of G is scaled by its own number of samples before it travels and divided by
-that of all ranks afterwards; A is divided by the positions of all ranks. So each sample counts
-once, however unevenly the samples lie on the ranks.
+the number of those that entered the sums on all ranks afterwards (all of them, unless a share was
+chosen); A is divided by the positions of all ranks. So each sample counts once, however unevenly
+the samples lie on the ranks.
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
 all ranks, and are waited for at the step (`summing`). One pass of a step does so, the last one.
@@ -39,7 +40,7 @@ from natgrad.structures import Sums
 class StepTotals:
     """Over all ranks. ``counts``: terms in the sums of each factor, wherever they are kept."""
 
-    samples: int
+    samples: float  # that the sums are over
     even: bool  # all ranks saw equally many
     passes: int
     counts: dict[FactorId, float]
@@ -118,13 +119,13 @@ class Reducer:
 
     def finish(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
         """What this rank folds, of all ranks' sums since the last step."""
-        blocks, scale, samples = self.team.blocks.values(), step.statistics_scale, step.samples or 0
+        blocks, scale, entered = self.team.blocks.values(), step.statistics_scale, step.entered
         if self.team.alone:
-            return self._finish_alone(samples, step.passes, scale)
+            return self._finish_alone(step)
         if not self.team.units:
             for index in range(self._next, len(self.buckets)):
                 self._launch(index, scale, last=True)
-        totals = self._totals(samples, step.passes, scale)
+        totals = self._totals(step)
         self._unit = {factor: _unit(most) for factor, most in totals.largest.items()}
         if totals.late:  # nothing has left yet, or a pass came after its sums had
             for index in range(len(self.buckets)):
@@ -136,24 +137,23 @@ class Reducer:
             block = self.team.blocks[name]
             divisor = totals.samples
             if not block.factors[factor].of_gradients:
-                divisor = int(totals.counts[name, factor])
+                divisor = totals.counts[name, factor]
             if divisor and totals.counts[name, factor]:
                 new_sums[block][factor] = (total, 1.0 / divisor)
         for block in blocks:  # what does not travel: the owner's own batch stands for all
             own = {n for n in self.team.keeps[block] if (block.name, n) not in self.reduced}
-            new_sums[block] |= _means(block, block.take_sums(own), samples, scale)
+            new_sums[block] |= _means(block, block.take_sums(own), entered, scale)
         return totals, new_sums
 
-    def _finish_alone(
-        self, samples: int, passes: int, scale: float
-    ) -> tuple[StepTotals, dict[Block, NewSums]]:
+    def _finish_alone(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
         sums = {block: block.take_sums() for block in self.team.blocks.values()}
         counts: dict[FactorId, float] = {}
         for block, own in sums.items():
             for name, total in own.items():
                 counts[block.name, name] = float(total.count)
-        new_sums = {block: _means(block, own, samples, scale) for block, own in sums.items()}
-        return StepTotals(samples, True, passes, counts, {}), new_sums
+        scale, entered = step.statistics_scale, step.entered
+        new_sums = {block: _means(block, own, entered, scale) for block, own in sums.items()}
+        return StepTotals(entered, True, step.passes, counts, {}), new_sums
 
     def _launch(self, index: int, scale: float, *, last: bool = False) -> None:
         """Send the sums of a bucket, zeros where there are none: other ranks wait for them.
@@ -212,8 +212,9 @@ class Reducer:
         share = form.pack(kept) if self.team.packed else kept
         return share if factor == 1.0 else share * factor
 
-    def _totals(self, samples: int, passes: int, scale: float) -> StepTotals:
+    def _totals(self, step: Step) -> StepTotals:
         """One small sum of everything that all ranks must know."""
+        samples, scale = step.samples or 0, step.statistics_scale
         blocks = list(self.team.blocks.values())
         counts: dict[FactorId, float] = {(b.name, n): 0.0 for b in blocks for n in b.factors}
         for sent in self.in_flight:
@@ -226,14 +227,14 @@ class Reducer:
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
         rescaled = any(sent.scale != scale for sent in self.in_flight)
         present = [block.has_gradient for block in blocks]
-        mine = [samples, samples**2, passes, late, rescaled, *present]
+        mine = [samples, samples**2, step.entered, step.passes, late, rescaled, *present]
         largest = self._largest(scale) if self.team.units else {}
-        n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(
+        n, squares, entered, all_passes, any_late, any_rescaled, *rest = self.team.total(
             [float(number) for number in (*mine, *counts.values(), *largest.values())]
         ).tolist()
         having, rest = rest[: len(blocks)], rest[len(blocks) :]
         return StepTotals(
-            int(n),
+            entered,
             abs(squares * self.team.size - n * n) < 0.5,
             int(all_passes),
             dict(zip(counts, rest, strict=False)),
@@ -272,15 +273,15 @@ class Reducer:
         return found
 
 
-def _means(block: Block, sums: Sums, samples: int, scale: float) -> NewSums:
+def _means(block: Block, sums: Sums, entered: float, scale: float) -> NewSums:
     """Sums of this rank, each with what makes it a mean over samples or positions."""
     return {
         name: (
             total.kept,
-            scale**2 / samples if block.factors[name].of_gradients else 1.0 / total.count,
+            scale**2 / entered if block.factors[name].of_gradients else 1.0 / total.count,
         )
         for name, total in sums.items()
-        if total.count and samples
+        if total.count and entered
     }
 
 

@@ -120,20 +120,24 @@ class Team:
         return self.comm.total(mine.to(self.device), "agreement").wait()
 
 
-def _boxes_of_all(comm: Communicator, own: list[list[Box]]) -> list[list[dict[Box, Ranks]]]:
+def _boxes_of_all(
+    comm: Communicator, own: list[list[tuple[Box, ...]]]
+) -> list[list[dict[Box, Ranks]]]:
     """The ranks that hold each box, of every block and parameter.
 
     Where all ranks hold the same, as without shards, they find that out by one number each: whole
     lists from thousands of ranks would take longer than the training of a step."""
     digest = hashlib.sha256(repr(own).encode()).hexdigest()
     if len(set(comm.gather(digest))) == 1:
-        return [[{box: range(comm.size)} for box in boxes] for boxes in own]
+        everywhere = range(comm.size)
+        return [[dict.fromkeys(boxes, everywhere) for boxes in block] for block in own]
     everyone = comm.gather(own)
-    found: list[list[dict[Box, list[int]]]] = [[{} for _ in boxes] for boxes in own]
+    found: list[list[dict[Box, list[int]]]] = [[{} for _ in block] for block in own]
     for rank, theirs in enumerate(everyone):
-        for block, boxes in enumerate(theirs):
-            for index, box in enumerate(boxes):
-                found[block][index].setdefault(box, []).append(rank)
+        for index, block in enumerate(theirs):
+            for parameter, boxes in enumerate(block):
+                for box in boxes:
+                    found[index][parameter].setdefault(box, []).append(rank)
     return [[{b: as_ranks(r) for b, r in held.items()} for held in block] for block in found]
 
 
