@@ -59,6 +59,10 @@ class Backwards:
     def forget(self) -> None:
         self.failed, self.running, self._before = False, set(), None
 
+    def first(self) -> None:
+        """The pass that is running is the first that counts: what others left is not its own."""
+        self._before = None
+
     def arrived(self) -> None:
         """A gradient has come back, in a backward pass that may be a new one."""
         task = torch._C._current_graph_task_id()

@@ -205,6 +205,8 @@ class Capture:
         if this.returned:
             return
         before = self.passes or self.backwards.failed
+        if not before:
+            self.backwards.first()
         if before and self.on_restart is not None and self.backwards.thrown_away():
             current = self.current
             self.on_restart()

@@ -97,9 +97,10 @@ def calling_scaler() -> GradScaler | None:
     trainers have one of their own."""
     frame = sys._getframe(1).f_back
     while frame is not None:
-        if frame.f_code is GradScaler.step.__code__:
-            scaler: GradScaler = frame.f_locals["self"]
-            return scaler if scaler.is_enabled() else None
+        if frame.f_code.co_name == "step":
+            scaler = frame.f_locals.get("self")
+            if isinstance(scaler, GradScaler):
+                return scaler if scaler.is_enabled() else None
         frame = frame.f_back
     return None
 

@@ -14,7 +14,8 @@ all of them preconditioned, and the others of that round find that done.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from natgrad.capture.hooks import Capture
-from natgrad.capture.wrappers import calling_scaler
+from natgrad.capture.wrappers import calling_scaler, unscale
 from natgrad.comm.layouts import local
 from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.clipping import LearningRates
@@ -148,37 +149,20 @@ class Attachment:
         # Ranks that average gradients themselves wait for each other, also for one without any.
         if not kfac.gradients.are_local and not kfac.gradients.any_here():
             return
-        after = self._look_for_scaler()
-        if _overflowed(optimizer):
+        if overflowed(optimizer) and not kfac.gradients.are_local:
             kfac.discard()
             return
         self.stepping = True
         try:
-            kfac.step()
+            with found_scaler(kfac):
+                kfac.step()
         finally:
             self.stepping = False
-        if after is not None:
-            kfac.use_scaler(after)
         if getattr(optimizer, "grad_scale", None) is not None and kfac.scaler is not None:
             optimizer.grad_scale = None  # type: ignore[attr-defined]  # K-FAC has unscaled them
         if several:
             self._round = {id(o): Mark(o) for o in self.rates.optimizers}
             self._stepped = {id(optimizer)}
-
-    def _look_for_scaler(self) -> torch.amp.GradScaler | None:
-        """Of a trainer's own scaler nobody tells. Returns one that is for later steps alone."""
-        kfac = self.kfac
-        if kfac.scaler is not None or (scaler := calling_scaler()) is None:
-            return None
-        if kfac.reducer.overlaps:
-            raise SettingError(
-                "A GradScaler scales the loss, and statistics have left this rank with its scale: "
-                "pass KFAC(model, optimizer, scaler=scaler)."
-            )
-        if kfac.curvature.observes:  # what it has sent back was not scaled yet
-            return scaler
-        kfac.use_scaler(scaler)
-        return None
 
     def _joins(self, optimizer: Optimizer) -> bool:
         """Whether its gradients have been preconditioned, at the first step of this round."""
@@ -225,7 +209,7 @@ class Attachment:
         saved: Mapping[str, Any] | None = state.pop(KEY, None)
         if saved is not None:
             self.kfac.load_state_dict(saved)
-        elif state.get("state"):
+        elif state.get("state") and not self.kfac.steps:
             warnings.warn(_NOT_THERE, stacklevel=3)
 
 
@@ -296,7 +280,29 @@ def _check(optimizers: Sequence[Any]) -> None:
             )
 
 
-def _overflowed(optimizer: Optimizer) -> bool:
+@contextmanager
+def found_scaler(kfac: Any) -> Iterator[None]:
+    """A step inside ``scaler.step(optimizer)``, of a trainer's own scaler of which nobody tells; it
+    is K-FAC's from now on."""
+    scaler = calling_scaler() if kfac.scaler is None else None
+    if scaler is None:
+        yield
+        return
+    if kfac.reducer.overlaps:
+        raise SettingError(
+            "A GradScaler scales the loss, and statistics have left this rank with its scale: pass "
+            "it as scaler=."
+        )
+    if kfac.curvature.observes:  # what was sent back until now was not scaled
+        unscale(scaler, kfac.rates.optimizers)
+        yield
+        kfac.use_scaler(scaler)
+    else:
+        kfac.use_scaler(scaler)
+        yield
+
+
+def overflowed(optimizer: Optimizer) -> bool:
     """A GradScaler lets fused optimizers step, and see for themselves that they must not."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
