@@ -26,7 +26,7 @@ from natgrad.damping import Relative
 from natgrad.errors import SettingError
 from natgrad.geometry import Geometry, Spectral
 from natgrad.inverses import Inverse
-from natgrad.kfac.attaching import KEY, found_scaler, initialises, overflowed
+from natgrad.kfac.attaching import KEY, found_scaler, initialises
 from natgrad.kfac.clocks import Intervals
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers import Elementwise, layers_of
@@ -136,10 +136,9 @@ class NaturalMuon(Optimizer):
         )
         # An optimizer is told by zero_grad() alone that a batch does not count.
         self.kfac.capture.expects_restarts = True
-
-    # A GradScaler then calls step() also where gradients are not finite, so that the statistics of
-    # that batch are thrown away with it, and leaves unscaling to it.
-    _step_supports_amp_scaling = True
+        # A GradScaler then calls step() also where gradients are not finite: ranks that average
+        # them by themselves must step together, and see together that they do not.
+        self._step_supports_amp_scaling = self.kfac.gradients.are_local
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -153,9 +152,6 @@ class NaturalMuon(Optimizer):
             with torch.enable_grad():
                 value = closure()
         if initialises(self, self.kfac.capture):
-            return value
-        if overflowed(self) and not self.kfac.gradients.are_local:
-            self.kfac.discard()
             return value
         with found_scaler(self.kfac):
             self.kfac.step()

@@ -27,6 +27,7 @@ from natgrad.capture.wrappers import calling_scaler, unscale
 from natgrad.comm.layouts import local
 from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.clipping import LearningRates
+from natgrad.kfac.ranks.gradients import Gradients
 
 KEY = "kfac"
 _NOT_THERE = (
@@ -46,6 +47,8 @@ class Attaching:
 
     rates: LearningRates
     capture: Capture
+    scaler: torch.amp.GradScaler | None
+    gradients: Gradients
     attachment: "Attachment | None" = None
 
     def attach(self, *, all_ranks_save: bool = False) -> Self:
@@ -61,6 +64,8 @@ class Attaching:
         """
         if self.attachment is None:
             _check(self.rates.optimizers)
+            if self.scaler is not None:
+                check_scaled_ranks(self.gradients)
             self.attachment = Attachment(self, all_ranks_save)
         return self
 
@@ -149,12 +154,14 @@ class Attachment:
         # Ranks that average gradients themselves wait for each other, also for one without any.
         if not kfac.gradients.are_local and not kfac.gradients.any_here():
             return
-        if overflowed(optimizer) and not kfac.gradients.are_local:
+        if _overflowed(optimizer):
             kfac.discard()
             return
         self.stepping = True
         try:
             with found_scaler(kfac):
+                if kfac.scaler is not None:
+                    check_scaled_ranks(kfac.gradients)
                 kfac.step()
         finally:
             self.stepping = False
@@ -302,7 +309,17 @@ def found_scaler(kfac: Any) -> Iterator[None]:
         yield
 
 
-def overflowed(optimizer: Optimizer) -> bool:
+def check_scaled_ranks(gradients: Gradients) -> None:
+    """A GradScaler that keeps one rank from stepping has the others wait for it."""
+    if gradients.are_local:
+        raise SettingError(
+            "Ranks of a plain model average their gradients in K-FAC's step, but a GradScaler "
+            "leaves it out on a rank that overflows: use DistributedDataParallel, or kfac.step() "
+            "instead of attach()."
+        )
+
+
+def _overflowed(optimizer: Optimizer) -> bool:
     """A GradScaler lets fused optimizers step, and see for themselves that they must not."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
