@@ -152,6 +152,9 @@ class NaturalMuon(Optimizer):
             with torch.enable_grad():
                 value = closure()
         if initialises(self, self.kfac.capture):
+            covered = {id(p) for block in self.kfac.blocks for p in block.parameters}
+            for group in self.param_groups:
+                self._update(group, covered)
             return value
         with found_scaler(self.kfac):
             self.kfac.step()
@@ -166,16 +169,24 @@ class NaturalMuon(Optimizer):
         there = [p for p in group["params"] if p.grad is not None]
         stepped = [p for p in there if id(p) in natural]
         if stepped:
+            self._count(stepped)
             if group["weight_decay"]:
                 torch._foreach_mul_(stepped, 1 - lr * group["weight_decay"])
             torch._foreach_add_(stepped, [p.grad for p in stepped], alpha=-lr)
         if rest := [p for p in there if id(p) not in natural]:
             self._adamw(group, lr, rest)
 
-    def _adamw(self, group: dict[str, Any], lr: float, parameters: Sequence[nn.Parameter]) -> None:
+    def _count(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Of all: torch.distributed.checkpoint loads no parameter that has no state at all. Steps
+        are those of AdamW."""
         for p in parameters:
-            if not (state := self.state[p]):
-                state["step"] = torch.zeros((), dtype=torch.float32)
+            if p not in self.state:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32)
+
+    def _adamw(self, group: dict[str, Any], lr: float, parameters: Sequence[nn.Parameter]) -> None:
+        self._count(parameters)
+        for p in parameters:
+            if "exp_avg" not in (state := self.state[p]):
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         states = [self.state[p] for p in parameters]

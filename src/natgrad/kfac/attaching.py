@@ -38,7 +38,7 @@ _NOT_THERE = (
 _ALONE = (
     "The optimizer's state is saved without K-FAC's, which takes all ranks: call kfac.state_dict() "
     "on all of them before, or attach(all_ranks_save=True) where all of them call "
-    "optimizer.state_dict()."
+    "optimizer.state_dict(), or save kfac.shards() beside it."
 )
 
 
