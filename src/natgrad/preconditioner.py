@@ -33,7 +33,7 @@ from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
 from natgrad.kfac.adapting import Adapting
 from natgrad.kfac.apply import Preconditioning
-from natgrad.kfac.attaching import Attaching, check_caller
+from natgrad.kfac.attaching import Attaching
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
@@ -227,7 +227,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
-        check_caller(self.attachment)
+        self._warn(self.before_step())
         if self.following.changes.found():
             self._follow()
         if doubts := self.capture.finish(counted=samples is None):
@@ -241,6 +241,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
                 self._warn(self.refreshing(now))
             with self.watch("apply"):
                 self.preconditioning(now)
+        self.after_step()
         self.steps += 1
         self._prepare()
 

@@ -166,14 +166,18 @@ class Capture:
     # What hooks do.
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not in_backward():
+        again = in_backward()
+        if not again:
             self.backwards.outside()
             if self.on_begin is not None:
                 self.on_begin()
             self._before, self.inside = self.current, True
-            given = (*args, *kwargs.values())
-            listed = bool(given) and isinstance(given[0], list)
-            self.current = Pass(sample_counts(given, self.batch_axis), listed=listed)
+        elif self.taping or not (self.current is None or self.current.returned):
+            return
+        # The whole model checkpointed with use_reentrant=True was run without a graph before.
+        given = (*args, *kwargs.values())
+        listed = bool(given) and isinstance(given[0], list)
+        self.current = Pass(sample_counts(given, self.batch_axis), listed=listed, again=again)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         this, self.inside = self.current, False
@@ -237,7 +241,7 @@ class Capture:
         if this is None or not (again or self.inside or this.fits(rows)):
             self.backwards.outside()
             this = self.current = Pass()  # not the model itself, only a part of it
-        if again:
+        if again and not this.again:
             return this.hooked[block] < this.calls[block]
         this.calls[block] += 1
         if block.region_terms is None:

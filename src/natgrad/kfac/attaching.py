@@ -24,12 +24,17 @@ from torch.optim import Optimizer
 
 from natgrad.capture.hooks import Capture
 from natgrad.capture.wrappers import calling_scaler, unscale
-from natgrad.comm.layouts import local
+from natgrad.comm.layouts import is_sharded, local
 from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.ranks.gradients import Gradients
 
 KEY = "kfac"
+_TWICE = (
+    "kfac.step() was called again on gradients that it had preconditioned, with more added to them "
+    "and no optimizer.step() between: call it once before each optimizer.step(), as "
+    "KFAC(model, optimizer).attach() does, or zero_grad(set_to_none=True) in between."
+)
 _NOT_THERE = (
     "The optimizer's state has none of K-FAC, so that its curvature begins anew: load one that was "
     "saved with K-FAC attached. torch.distributed.checkpoint keeps optimizers' own entries alone; "
@@ -50,6 +55,22 @@ class Attaching:
     scaler: torch.amp.GradScaler | None
     gradients: Gradients
     attachment: "Attachment | None" = None
+    _left: "Mark | None" = None  # by the last step, where the optimizer's step is the user's
+
+    def before_step(self) -> list[str]:
+        """Refuse a step that would be a second one. Returns sentences for the user."""
+        if self.attachment is not None and not self.attachment.stepping:
+            raise CaptureError(
+                "step() was called, but KFAC is attached to its optimizer and steps before each of "
+                "its steps: leave the call out, or do not attach()."
+            )
+        left, self._left = self._left, None
+        return [_TWICE] if left is not None and left.added_to else []
+
+    def after_step(self) -> None:
+        """Remember the gradients that the optimizer is to step on."""
+        if self.attachment is None and self.rates.optimizers:
+            self._left = Mark(self.rates.optimizers[0])
 
     def attach(self, *, all_ranks_save: bool = False) -> Self:
         """Step, save and load with the optimizer from now on, and return the KFAC itself.
@@ -228,6 +249,7 @@ class Mark:
         self.parameter: nn.Parameter | None = next(having, None)
         self.gradient: Tensor | None = None if self.parameter is None else self.parameter.grad
         self.version = 0 if self.gradient is None else self.gradient._version
+        self.weights = 0 if self.parameter is None else self.parameter._version
 
     @property
     def _there(self) -> bool:
@@ -241,6 +263,13 @@ class Mark:
     @property
     def changed(self) -> bool:
         return self._there and not self.same
+
+    @property
+    def added_to(self) -> bool:
+        """As micro-batches do, whose gradients are added up before a step: the weight is still the
+        same. (That of a sharded one does not say.)"""
+        p = self.parameter
+        return self.changed and p is not None and not is_sharded(p) and p._version == self.weights
 
     @property
     def waits(self) -> bool:
@@ -257,15 +286,6 @@ def initialises(optimizer: Optimizer, capture: Capture) -> bool:
         return False
     having = (p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
     return not any(bool(local(gradient).any()) for gradient in having)
-
-
-def check_caller(attachment: Attachment | None) -> None:
-    """Who calls ``KFAC.step``: the user, or the optimizer that it hangs on."""
-    if attachment is not None and not attachment.stepping:
-        raise CaptureError(
-            "step() was called, but KFAC is attached to its optimizer and steps before each of its "
-            "steps: leave the call out, or do not attach()."
-        )
 
 
 def _check(optimizers: Sequence[Any]) -> None:

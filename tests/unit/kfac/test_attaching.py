@@ -166,6 +166,24 @@ def test_a_step_that_a_scaler_skips_leaves_nothing(fused):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_the_second_line_at_every_micro_batch_is_told_of(to_none):
+    """As inside of ``accelerator.accumulate``, where the optimizer's step does nothing."""
+    model = network()
+    optimizer = momentum(model)
+    kfac = KFAC(model, optimizer, **OFTEN)
+    for seed in range(3):
+        optimizer.zero_grad(set_to_none=to_none)
+        loss_of(model, seed).backward()
+        kfac.step()
+        optimizer.step()
+    loss_of(model, 3).backward()
+    kfac.step()
+    loss_of(model, 4).backward()
+    with pytest.warns(UserWarning, match=r"gradients that it had preconditioned.*attach\(\)"):
+        kfac.step()
+
+
 # What is thrown away.
 
 
