@@ -651,7 +651,7 @@ class TestKLClip:
     def test_a_group_that_is_added_later(self):
         model, _, kfac = start(kl_clip=1e-7)
         half = SGD(list(model.parameters())[:4], lr=0.1)
-        kfac.preconditioning.rates.optimizer = half
+        kfac.preconditioning.rates.optimizers = (half,)
         train(model, half, kfac, MLP.batches(1))
         half.add_param_group({"params": list(model.parameters())[4:], "lr": 0.2})
         kfac.preconditioning.rates.read()

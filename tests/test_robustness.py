@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from kfac_keywords import LOSSES
 from natgrad import KFAC
-from natgrad.capture.hooks import _GradientHook
+from natgrad.capture.tensor_hooks import GradientHook
 from natgrad.errors import CaptureError
 from training_loops import (
     CHOICES,
@@ -753,7 +753,7 @@ def test_inputs_are_let_go_on_the_way_back(retain):
     kfac = KFAC(model, kl_clip=None)
     loss = model(torch.randn(5, 3)).sum()
     loss.backward(retain_graph=retain)
-    hooks = [o for o in gc.get_objects() if type(o) is _GradientHook and o.capture is kfac.capture]
+    hooks = [o for o in gc.get_objects() if type(o) is GradientHook and o.capture is kfac.capture]
     assert len(hooks) == 2
     assert [hook.x is not None for hook in hooks] == [retain, retain]
     assert loss.requires_grad  # the graph, and with it the hooks, lived until here

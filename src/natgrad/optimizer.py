@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
@@ -27,6 +27,7 @@ from natgrad.damping import Relative
 from natgrad.errors import SettingError
 from natgrad.geometry import Geometry, Spectral
 from natgrad.inverses import Inverse
+from natgrad.kfac.attaching import KEY, found_scaler, initialises
 from natgrad.kfac.clocks import Intervals
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers import Elementwise, layers_of
@@ -74,8 +75,8 @@ class NaturalMuon(Optimizer):
         loss: which axis of the batch the samples are on, and terms that differ between layers.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
-        scaler: the ``torch.amp.GradScaler`` that scales the loss. Without it steps are the same,
-            but factors carry its scale and need the range of float32.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss; the one that steps is found if it
+            is None.
     """
 
     def __init__(
@@ -138,10 +139,11 @@ class NaturalMuon(Optimizer):
             factor_dtype=factor_dtype,
             scaler=scaler,
         )
-
-    # A GradScaler then calls step() also where gradients are not finite, so that the statistics of
-    # that batch are thrown away with it, and leaves unscaling to it.
-    _step_supports_amp_scaling = True
+        # An optimizer is told by zero_grad() alone that a batch does not count.
+        self.kfac.capture.expects_restarts = True
+        # A GradScaler then calls step() also where gradients are not finite: ranks that average
+        # them by themselves must step together, and see together that they do not.
+        self._step_supports_amp_scaling = self.kfac.gradients.are_local
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -154,11 +156,13 @@ class NaturalMuon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
-        scale: Tensor | None = getattr(self, "grad_scale", None)
-        if scale is not None and self.kfac.scaler is None:
-            gradients = [p.grad for group in self.param_groups for p in group["params"]]
-            torch._foreach_div_([g for g in gradients if g is not None], float(scale))
-        self.kfac.step()
+        if initialises(self, self.kfac.capture):
+            covered = {id(p) for block in self.kfac.blocks for p in block.parameters}
+            for group in self.param_groups:
+                self._update(group, covered)
+            return value
+        with found_scaler(self.kfac):
+            self.kfac.step()
         if self.kfac.preconditioning.moved:
             natural = {id(p) for block in self.kfac.gradients.present for p in block.parameters}
             for group in self.param_groups:
@@ -170,16 +174,24 @@ class NaturalMuon(Optimizer):
         there = [p for p in group["params"] if p.grad is not None]
         stepped = [p for p in there if id(p) in natural]
         if stepped:
+            self._count(stepped)
             if group["weight_decay"]:
                 torch._foreach_mul_(stepped, 1 - lr * group["weight_decay"])
             torch._foreach_add_(stepped, [p.grad for p in stepped], alpha=-lr)
         if rest := [p for p in there if id(p) not in natural]:
             self._adamw(group, lr, rest)
 
-    def _adamw(self, group: dict[str, Any], lr: float, parameters: Sequence[nn.Parameter]) -> None:
+    def _count(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Of all: torch.distributed.checkpoint loads no parameter that has no state at all. Steps
+        are those of AdamW."""
         for p in parameters:
-            if not (state := self.state[p]):
-                state["step"] = torch.zeros((), dtype=torch.float32)
+            if p not in self.state:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32)
+
+    def _adamw(self, group: dict[str, Any], lr: float, parameters: Sequence[nn.Parameter]) -> None:
+        self._count(parameters)
+        for p in parameters:
+            if "exp_avg" not in (state := self.state[p]):
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         states = [self.state[p] for p in parameters]
@@ -202,7 +214,9 @@ class NaturalMuon(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of AdamW as other optimizers have it, and that of `KFAC` under ``"kfac"``, the
         same at any number of processes, of which all must call it together."""
-        return {**super().state_dict(), "kfac": self.kfac.state_dict()}
+        gathered = self.kfac.gathered_state()
+        kfac = self.kfac.state_dict() if gathered is None else gathered
+        return {**super().state_dict(), KEY: kfac}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, on any number of processes.
@@ -210,13 +224,15 @@ class NaturalMuon(Optimizer):
         Arguments:
             state_dict: what ``state_dict()`` has returned.
         """
-        if "kfac" not in state_dict:
+        if KEY in state_dict:
+            self.kfac.load_state_dict(state_dict[KEY])
+        elif not (self.kfac.steps and _has_settings(state_dict, self.defaults)):
             raise SettingError(
                 f"The state has {', '.join(map(str, state_dict))} but no kfac, so it is of another "
-                "optimizer: pass what NaturalMuon.state_dict() has returned."
+                "optimizer: pass what NaturalMuon.state_dict() has returned. With "
+                "torch.distributed.checkpoint, load optimizer.kfac.shards() before it."
             )
-        own = {name: value for name, value in state_dict.items() if name != "kfac"}
-        self.kfac.load_state_dict(state_dict["kfac"])
+        own = {name: value for name, value in state_dict.items() if name != KEY}
         super().load_state_dict(own)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,6 +243,11 @@ class NaturalMuon(Optimizer):
 def _normalises(module: nn.Module, name: str) -> bool:
     layers = layers_of(name, module)
     return not isinstance(layers, str) and all(isinstance(each, Elementwise) for each in layers)
+
+
+def _has_settings(state: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    """Whether groups of a state have the settings of this optimizer, and no others."""
+    return all({*defaults, "params"} == set(group) for group in state["param_groups"])
 
 
 def _patterns(given: Iterable[Pattern] | Pattern) -> list[Pattern]:

@@ -1,7 +1,7 @@
 """K-FAC as a preconditioner in front of any optimizer. ``KFAC.step`` tells the whole story."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,27 @@ from natgrad.capture.hooks import Capture
 from natgrad.capture.passes import Pass, entering_share
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
-from natgrad.capture.wrappers import Compiled, no_autocast, unscale, unwrapped
+from natgrad.capture.wrappers import (
+    Compiled,
+    listed,
+    no_autocast,
+    unscale,
+    unwrapped,
+    without_fabric,
+)
 from natgrad.comm import Communicator, connect
 from natgrad.comm.agreement import AllRanksAgree
 from natgrad.comm.layouts import check_layout, first_tensor_parallel_rank, last_backward
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
 from natgrad.curvature.subsample import Subsample, subsample_of
 from natgrad.damping import Relative
-from natgrad.errors import CaptureError, SettingError
+from natgrad.errors import CaptureError
 from natgrad.geometry import Euclidean, Geometry
 from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
+from natgrad.kfac.adapting import Adapting
 from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.attaching import Attaching
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
@@ -53,15 +62,16 @@ from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
 from natgrad.structures import Identity
 
 
-class KFAC(Inspection, Saving, FollowsOptimizer):
+class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
     """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
 
     ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
-    ``optimizer.step()``.
+    ``optimizer.step()``; or ``KFAC(model, optimizer).attach()``, which calls it there.
 
     Arguments:
         model: the network, plain or wrapped by DDP, FSDP2 or tensor parallelism.
-        optimizer: whose ``step()`` follows; the KL clip reads its learning rate.
+        optimizer: whose ``step()`` follows, or a list of several that share the model; the KL clip
+            reads their learning rates.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
             number, a function of the step, ``Relative()`` to the curvature itself, or
             ``LevenbergMarquardt()``, which adapts it.
@@ -103,7 +113,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
         damping: float | Relative | Schedule | LevenbergMarquardt = 0.01,
         factor_decay: float | Schedule = 0.95,
@@ -128,7 +138,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         half_products: bool | None = None,
     ) -> None:
         self.comm: Communicator = connect(arguments.group_of(distributed))
-        self.steps = 0
+        self.steps, optimizers = 0, listed(optimizer)
         with AllRanksAgree(self.comm) as agreed:
             arguments.check_model(model)
             arguments.check_choices(curvature, structure, inverse)
@@ -140,7 +150,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             motion, some = motion_of(geometry, length, momentum), subsample_of(statistics)
             arguments.check_tensors(factor_dtype, half_products, scaler)
             clip = None if motion.length else kl_clip
-            arguments.check_optimizer(model, optimizer, clip, scaler)
+            arguments.check_optimizers(model, optimizers, clip, scaler)
+            model = without_fabric(model)
             check_layout(model, self.comm.ranks)
             self.model, self.scaler = unwrapped(model), scaler
             self.curvature = curvature or EmpiricalFisher()
@@ -197,7 +208,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         self.low_rank = LowRankGradients(self.blocks, enabled=pays)
         self.gradients = Gradients(self.team, self.model.parameters())
         self.prediction = QuadraticModel(self.team, self.model)
-        self.rates = LearningRates(optimizer)
+        self.rates = LearningRates(optimizers)
         self.preconditioning = Preconditioning(
             self.team, self.gradients, self.settings, self.rates, self.low_rank, self.prediction
         )
@@ -217,6 +228,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
+        self._warn(self.before_step())
         if self.following.changes.found():
             self._follow()
         if doubts := self.capture.finish(counted=samples is None):
@@ -230,6 +242,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
                 self._warn(self.refreshing(now))
             with self.watch("apply"):
                 self.preconditioning(now)
+        self.after_step()
         self.steps += 1
         self._prepare()
 
@@ -240,7 +253,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
                 "step() was called after detach(), which takes K-FAC off the model for good: leave "
                 "the call out, or make a new KFAC."
             )
-        loss_scale = unscale(self.scaler, self.rates.optimizer)
+        loss_scale = unscale(self.scaler, self.rates.optimizers)
         return Step(
             index=self.steps,
             values=self.settings.at(self.steps),
@@ -257,6 +270,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         keys = set() if self.detached else self.update_clocks.due(self.steps)
         due = self.update_clocks.factors(self.blocks, keys) if keys else {}
         self.capture.forget()
+        self._gathered = None
         if self.capture.chooser is not None:
             self.capture.chooser.begin(self.steps)
         self.statistics.begin(due)
@@ -306,28 +320,6 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             scale = self.scaler.get_scale() if self.scaler is not None else 1.0
             self.observation(output, targets, scale)
 
-    def adapt(self, before: Tensor | float, after: Tensor | float) -> float:
-        """Adapt the damping to how much a step has lowered the loss of one batch.
-
-        Only with ``damping=LevenbergMarquardt(...)``; does nothing between its steps. Returns the
-        damping.
-
-        Arguments:
-            before: the loss of the batch before ``optimizer.step()``.
-            after: the loss of the same batch after it.
-        """
-        rule = self.settings.damping
-        if not isinstance(rule, LevenbergMarquardt):
-            raise SettingError(
-                f"adapt() needs a damping that adapts, but damping is {rule!r}: pass "
-                "damping=natgrad.schedules.LevenbergMarquardt() to KFAC."
-            )
-        if self.prediction.remembered:
-            now = self.settings.at(max(0, self.steps - 1))
-            ratio = self.prediction.ratio(float(before), float(after), now)
-            self.settings.adapted = rule.next(self.settings.adapted, ratio)
-        return self.settings.adapted
-
     def discard(self) -> None:
         """Forget the statistics since the last step, of a batch that will not be stepped on.
 
@@ -340,6 +332,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
     def detach(self) -> None:
         """Take all hooks off the model and give its compiled form back, for good."""
         self.detached = True
+        if self.attachment is not None:
+            self.attachment.remove()
         self.capture.detach()
         self.low_rank.detach()
         self.compiled.run_eagerly(False)

@@ -14,8 +14,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from natgrad.capture.module_hooks import in_backward
+from natgrad.comm.layouts import is_sharded
 
 THROWN_AWAY = (
     "The gradients of a backward pass were set to zero before the step, or the pass has failed, so "
@@ -29,6 +31,22 @@ SECOND_ORDER = (
 )
 
 
+def reaches(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether the backward pass that is running computes gradients of any of these: not if all are
+    frozen, as a discriminator while its generator learns, nor if the gradient of an input alone is
+    asked for."""
+    return any(is_sharded(p) or _is_reached(p) for p in parameters)
+
+
+def _is_reached(p: nn.Parameter) -> bool:
+    if not p.requires_grad:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(p).node)
+    except RuntimeError:  # autograd.grad(loss, p): its gradient is taken by hand
+        return True
+
+
 class Backwards:
     """Of the time since the last step. ``parameters``: those whose gradients tell."""
 
@@ -40,6 +58,10 @@ class Backwards:
 
     def forget(self) -> None:
         self.failed, self.running, self._before = False, set(), None
+
+    def first(self) -> None:
+        """The pass that is running is the first that counts: what others left is not its own."""
+        self._before = None
 
     def arrived(self) -> None:
         """A gradient has come back, in a backward pass that may be a new one."""

@@ -5,7 +5,8 @@ but not which gradient belongs to which input. So a forward hook puts a hook on 
 and that hook holds the input: modules that are called twice, in-place activations, both kinds of
 activation checkpointing, unused modules and evaluation passes all come out right.
 
-- A pass counts once a gradient has come back to it (`natgrad.capture.passes`); evaluation does not.
+- A pass counts once a gradient has come back to it (`natgrad.capture.passes`) on its way to the
+  parameters: evaluation does not, nor a pass through a frozen network or to its input alone.
 - A hook drops its input after use, as autograd does, unless the graph is retained. Otherwise all
   activations would be held until the end of the backward pass. Where it is retained, another
   backward pass may follow: their gradients are added before anything is squared, since those of two
@@ -24,22 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards
+from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards, reaches
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.sample_axes import SampleAxes
+from natgrad.capture.tensor_hooks import GradientHook, OutputHook, Use, View
 from natgrad.errors import CaptureError
-from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
-
-# Models through which vectors of a Fisher are sent back at this moment: these are no gradients of
-# their losses, and no other preconditioner of the same model may take them for that.
-observed: set[nn.Module] = set()
-
-Use = tuple[Block, Layer[Any]]
-View = Callable[[Tensor], Tensor]
 
 
 class Capture:
@@ -68,9 +62,10 @@ class Capture:
         # the graph itself holds may hold its edges: it would never be freed.
         self.outputs: dict[Pass, tuple[GradientEdge, Tensor]] = {}
         self.on_output: Callable[[Pass, GradientEdge, Tensor], None] | None = None
-        self.waiting: dict[_GradientHook, None] = {}  # for further gradients of a retained graph
+        self.waiting: dict[GradientHook, None] = {}  # for further gradients of a retained graph
         self._before: Pass | None = None
         self.restarted = False  # a pass before was thrown away
+        self.expects_restarts = False  # which is as it should be
         self.second_order = ""  # a layer whose gradient the loss depends on
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
@@ -170,17 +165,22 @@ class Capture:
         return [*found, *self.axes.doubts]
 
     # What hooks do.
+
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not in_backward():
+        again = in_backward()
+        if not again:
             self.backwards.outside()
             if self.on_begin is not None:
                 self.on_begin()
             self._before, self.inside = self.current, True
-            given = (*args, *kwargs.values())
-            listed = bool(given) and isinstance(given[0], list)
-            self.current = Pass(sample_counts(given, self.batch_axis), listed=listed)
-            if self.chooser is not None and self.armed and torch.is_grad_enabled():
-                self.chooser.choose(self.current)
+        elif self.taping or not (self.current is None or self.current.returned):
+            return
+        # The whole model checkpointed with use_reentrant=True was run without a graph before.
+        given = (*args, *kwargs.values())
+        listed = bool(given) and isinstance(given[0], list)
+        self.current = Pass(sample_counts(given, self.batch_axis), listed=listed, again=again)
+        if self.chooser is not None and self.armed and torch.is_grad_enabled():
+            self.chooser.choose(self.current)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         this, self.inside = self.current, False
@@ -194,21 +194,32 @@ class Capture:
         self._cut.forget()
         if self.taping and this.tape and (main := prediction(out)) is not None:
             self.outputs[this] = get_gradient_edge(main), main.detach()
-            main.register_hook(_OutputHook(self, this).predicts)
+            main.register_hook(OutputHook(self, this).predicts)
         for tensor in tensors_of(out):
             if tensor.requires_grad:
-                tensor.register_hook(_OutputHook(self, this))
+                tensor.register_hook(OutputHook(self, this))
+
+    def counts_at_output(self) -> bool:
+        """Whether a gradient at the model's output says that the pass counts. Layers that are
+        watched say it themselves: those of a checkpointed model are in a graph of their own."""
+        parameters = self.backwards.parameters
+        if self.taping:
+            return reaches(parameters)
+        return not self.armed and any(p.requires_grad for p in parameters)
 
     def mark_returned(self, this: Pass) -> None:
         """A gradient came back to this pass, so its samples are part of the step."""
         self.backwards.arrived()
         if this.returned:
             return
-        if self.passes and self.on_restart is not None and self.backwards.thrown_away():
+        before = self.passes or self.backwards.failed
+        if not before:
+            self.backwards.first()
+        if before and self.on_restart is not None and self.backwards.thrown_away():
             current = self.current
             self.on_restart()
             self.current = current
-            self.restarted = True
+            self.restarted = not self.expects_restarts
         this.returned = True
         this.settle()
         self.passes.append(this)
@@ -222,7 +233,7 @@ class Capture:
         if self.taping:
             this.tape.append((use, x, get_gradient_edge(out), view))
         else:
-            out.register_hook(_GradientHook(self, use, x, this, view))
+            out.register_hook(GradientHook(self, use, x, this, view))
 
     def count_call(self, block: Block, rows: int) -> bool:
         """Count a call on so many rows; returns whether its output needs a hook.
@@ -235,7 +246,7 @@ class Capture:
         if this is None or not (again or self.inside or this.fits(rows)):
             self.backwards.outside()
             this = self.current = Pass()  # not the model itself, only a part of it
-        if again:
+        if again and not this.again:
             return this.hooked[block] < this.calls[block]
         this.calls[block] += 1
         if block.region_terms is None:
@@ -293,58 +304,3 @@ class _ForwardHook:
         if torch.is_grad_enabled() and out.requires_grad:
             use = capture.facing(self.use, x)
             capture.watch_gradient(use, use[1].keep(args, kwargs, out), out, use[1].arrange)
-
-
-class _GradientHook:
-    """The hook on an output tensor."""
-
-    def __init__(self, capture: Capture, use: Use, x: Any, this: Pass, view: View) -> None:
-        self.capture, self.use, self.x, self.this, self.view = capture, use, x, this, view
-        self.kept: Tensor | None = None  # the gradients until now, of a graph that is retained
-
-    def __call__(self, g: Tensor) -> None:
-        if self.capture.root in observed:
-            return
-        if torch.is_grad_enabled():  # create_graph=True: the gradient of the loss comes later
-            self.capture.skipped = True
-            if g.requires_grad:
-                g.register_hook(self.second_order)
-            return
-        g = self.view(g.detach())
-        self.this.rows = max(self.this.rows, len(g))
-        self.capture.mark_returned(self.this)
-        self.kept = g if self.kept is None else self.kept + g
-        if torch._C._autograd._get_current_graph_task_keep_graph():
-            self.capture.waiting[self] = None
-            return
-        self.finish()
-        self.x = None  # as autograd does, so that activations are freed on the way back
-
-    def finish(self) -> None:
-        g, self.kept = self.kept, None
-        self.capture.waiting.pop(self, None)
-        if g is not None:
-            self.capture.on_pair(self.use, self.x, g, self.this)
-
-    def second_order(self, g: Tensor) -> None:
-        """The loss depends on this gradient."""
-        if not torch.is_grad_enabled():
-            layer = self.use[1]
-            self.capture.second_order = f"{layer.kind} {layer.name!r}"
-
-
-class _OutputHook:
-    """The hook on the model's own output, before the backward pass goes on into the model."""
-
-    def __init__(self, capture: Capture, this: Pass) -> None:
-        self.capture, self.this = capture, this
-
-    def __call__(self, g: Tensor) -> None:
-        if not torch.is_grad_enabled() and self.capture.root not in observed:
-            self.capture.mark_returned(self.this)
-            self.capture.current = self.this  # what is recomputed from here on belongs to it
-
-    def predicts(self, g: Tensor) -> None:  # on what the loss is computed from
-        found = None if torch.is_grad_enabled() else self.capture.outputs.pop(self.this, None)
-        if found is not None and self.this.tape and self.capture.on_output is not None:
-            self.capture.on_output(self.this, *found)

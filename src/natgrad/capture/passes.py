@@ -25,10 +25,13 @@ class Pass:
     """One forward pass of the model, and which gradients of it have arrived.
 
     ``sizes``: what may be the number of samples, the most likely first; none if the model itself
-    was not called. ``listed``: the first is the length of a list."""
+    was not called. ``listed``: the first is the length of a list. ``again``: the whole model is
+    computed again, in a backward pass."""
 
-    def __init__(self, sizes: Sequence[int] = (), *, listed: bool = False) -> None:
-        self.sizes, self.listed = tuple(sizes), listed
+    def __init__(
+        self, sizes: Sequence[int] = (), *, listed: bool = False, again: bool = False
+    ) -> None:
+        self.sizes, self.listed, self.again = tuple(sizes), listed, again
         self.samples = sizes[0] if sizes else None
         self.seen: Counter[int] = Counter()  # sizes of the batches that layers saw
         self.rows = 0  # the largest of those that a gradient came back to

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Cutter
-from natgrad.capture.hooks import Use
 from natgrad.capture.passes import Pass
 from natgrad.capture.stopwatch import Stopwatch
+from natgrad.capture.tensor_hooks import Use
 from natgrad.capture.wrappers import no_autocast
 from natgrad.comm.layouts import full_tensor
 from natgrad.layers import SharedInput

@@ -9,7 +9,7 @@ taken out of ``.grad`` by ``unscale_``, and out of captured gradients by divisio
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,11 +81,50 @@ def no_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def unscale(scaler: GradScaler | None, optimizer: Optimizer | None) -> float:
+def unscale(scaler: GradScaler | None, optimizers: Sequence[Optimizer]) -> float:
     """Unscale ``.grad``, unless the user did; returns the loss scale of captured gradients."""
-    if scaler is None or optimizer is None or not scaler.is_enabled():
+    if scaler is None or not optimizers or not scaler.is_enabled():
         return 1.0
     scale = scaler.get_scale()
-    if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
-        scaler.unscale_(optimizer)
+    for optimizer in optimizers:
+        if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+            scaler.unscale_(optimizer)
     return scale
+
+
+def calling_scaler() -> GradScaler | None:
+    """The scaler whose ``step`` is running: it calls ``optimizer.step()`` and tells nobody, and
+    trainers have one of their own."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_code.co_name == "step":
+            scaler = frame.f_locals.get("self")
+            if isinstance(scaler, GradScaler):
+                return scaler if scaler.is_enabled() else None
+        frame = frame.f_back
+    return None
+
+
+def listed(optimizers: Any) -> list[Any]:
+    """One optimizer, several, or none, each without what accelerate, Lightning and Fabric have put
+    around it: hooks and scalers know the one inside."""
+    if optimizers is None:
+        return []
+    given = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
+    return [_bare(optimizer) for optimizer in given]
+
+
+def _bare(optimizer: Any) -> Any:
+    while any(base.__name__ in _WRAPPERS for base in type(optimizer).__mro__):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+_WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer", "_FabricOptimizer"}
+
+
+def without_fabric(model: nn.Module) -> nn.Module:
+    """What Fabric calls: the model, or the data-parallel wrapper that it has put around it."""
+    while any(base.__name__ == "_FabricModule" for base in type(model).__mro__):
+        model = model._forward_module  # type: ignore[assignment]
+    return model

@@ -79,6 +79,11 @@ class Preconditioning:
         """Whether the last step was one; otherwise something in it was not finite."""
         return self._factor is None or bool(self._factor != 0)
 
+    @property
+    def step_scale(self) -> float:
+        """What the last step was multiplied by: 1 where the KL clip did not act."""
+        return 1.0 if self._factor is None else float(self._factor)
+
     # Stacks.
 
     def _prepare(self) -> None:

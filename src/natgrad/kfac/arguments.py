@@ -4,6 +4,7 @@ A wrong argument would otherwise fail in a hook, many steps later, or on one ran
 names the argument, the value, what is allowed and what to pass instead.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,29 +28,33 @@ def check_model(model: Any) -> None:
         )
 
 
-def check_optimizer(model: nn.Module, optimizer: Any, kl_clip: Any, scaler: Any) -> None:
-    """When it is given, and when another one takes its place."""
-    if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        raise SettingError(
-            f"optimizer is a {type(optimizer).__name__} but must be a torch.optim.Optimizer or "
-            "None: pass the optimizer whose step() follows."
-        )
-    if optimizer is None and kl_clip is not None:
+def check_optimizers(
+    model: nn.Module, optimizers: Sequence[Any], kl_clip: Any, scaler: Any
+) -> None:
+    """When they are given, and when others take their place."""
+    for optimizer in optimizers:
+        if not hasattr(optimizer, "param_groups"):
+            raise SettingError(
+                f"optimizer is a {type(optimizer).__name__} but must be a torch.optim.Optimizer, a "
+                "list of them, or None: pass the optimizer whose step() follows."
+            )
+    if not optimizers and kl_clip is not None:
         raise SettingError(
             f"kl_clip={kl_clip!r} needs the learning rate, and there is no optimizer to ask: pass "
             "KFAC(model, optimizer), or kl_clip=None."
         )
-    if optimizer is None and scaler is not None:
+    if not optimizers and scaler is not None:
         raise SettingError(
             "scaler needs the optimizer whose gradients it unscales: pass KFAC(model, optimizer, "
             "scaler=scaler)."
         )
-    if optimizer is not None and kl_clip is not None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if optimizers and kl_clip is not None:
+        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         own = {id(p) for p in model.parameters()}
         if own and held.isdisjoint(own):
+            names = ", ".join(type(o).__name__ for o in optimizers)
             raise SettingError(
-                f"optimizer ({type(optimizer).__name__}) has none of the parameters of "
+                f"optimizer ({names}) has none of the parameters of "
                 f"{type(model).__name__}, so that kl_clip={kl_clip!r} would have no learning rate: "
                 "pass the optimizer of this very model, or kl_clip=None."
             )

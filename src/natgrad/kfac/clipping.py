@@ -10,26 +10,28 @@ It is one number for the whole model, so that the clip changes the length of a s
 direction. The learning rate is the optimizer's, which has to be known for that.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
 class LearningRates:
-    """The learning rate that the optimizer has now for a parameter; 0 for one it does not have."""
+    """The learning rate that a parameter has now in the optimizer that holds it; 0 in none."""
 
-    def __init__(self, optimizer: Optimizer | None) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = tuple(optimizers)
         self._parameters: list[list[int]] = []
         self._group: dict[int, int] = {}
         self._values: list[float] = []
         self.version = 0  # changes whenever a learning rate does
 
     def read(self) -> None:
-        """Look at the optimizer's groups, once a step."""
-        if self.optimizer is None:
+        """Look at the optimizers' groups, once a step."""
+        if not self.optimizers:
             return
-        groups = self.optimizer.param_groups
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         values = [float(group["lr"]) for group in groups]
         # Other ones in a copy, after another optimizer has come, and where one was put in a group.
         parameters = [[id(p) for p in group["params"]] for group in groups]
@@ -43,7 +45,7 @@ class LearningRates:
 
     def of(self, parameter: nn.Parameter) -> float:
         """As of the last ``read``."""
-        if self.optimizer is None:
+        if not self.optimizers:
             return 1.0
         index = self._group.get(id(parameter))
         return 0.0 if index is None else self._values[index]

@@ -5,6 +5,9 @@ A block that has lost a parameter is passed over; the gradients of all parameter
 now are averaged over plain ranks, whether they have a block or not, so that ranks stay alike.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -12,33 +15,50 @@ from torch.optim import Optimizer
 from natgrad.capture.blocks import Block
 from natgrad.capture.changes import ModelChanges
 from natgrad.capture.hooks import Capture
+from natgrad.capture.wrappers import listed
 from natgrad.kfac.apply import Preconditioning
-from natgrad.kfac.arguments import check_optimizer
+from natgrad.kfac.arguments import check_optimizers
+from natgrad.kfac.attaching import Attachment
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.ranks.gradients import Gradients
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
+from natgrad.kfac.step import StatisticsScale
 
 
 class FollowsOptimizer:
-    """The optimizer of `natgrad.KFAC`, which may be another one from some step on."""
+    """The optimizers of `natgrad.KFAC`, which may be others from some step on."""
 
     model: nn.Module
     settings: KFACSettings
     scaler: GradScaler | None
     team: Team
     rates: LearningRates
+    attachment: Attachment | None
+    scale: StatisticsScale
+
+    def use_scaler(self, scaler: GradScaler) -> None:
+        """The loss is scaled by this one from now on.
+
+        Arguments:
+            scaler: of the training loop.
+        """
+        self.scaler = self.scale.scaler = scaler
 
     @property
-    def optimizer(self) -> Optimizer | None:
-        """Whose ``step()`` follows. Another one may be put in its place."""
-        return self.rates.optimizer
+    def optimizer(self) -> Optimizer | tuple[Optimizer, ...] | None:
+        """Whose ``step()`` follows, or all of them. Others may be put in their place."""
+        found = self.rates.optimizers
+        return found[0] if len(found) == 1 else (found or None)
 
     @optimizer.setter
-    def optimizer(self, optimizer: Optimizer | None) -> None:
+    def optimizer(self, optimizer: Any) -> None:
+        optimizers: Sequence[Optimizer] = listed(optimizer)
         clip = None if self.team.motion.length else self.settings.kl_clip
-        check_optimizer(self.model, optimizer, clip, self.scaler)
-        self.rates.optimizer = optimizer
+        check_optimizers(self.model, optimizers, clip, self.scaler)
+        self.rates.optimizers = tuple(optimizers)
+        if self.attachment is not None:
+            self.attachment.follow()
 
 
 class Following:

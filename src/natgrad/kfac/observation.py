@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.hooks import Capture, observed
+from natgrad.capture.hooks import Capture
 from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
+from natgrad.capture.tensor_hooks import observed
 from natgrad.comm.layouts import full_tensor, reshard_like
 from natgrad.curvature.fisher import Fisher, MonteCarloFisher
 from natgrad.errors import CaptureError

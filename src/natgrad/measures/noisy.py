@@ -141,7 +141,7 @@ class NoisyKFAC:
                     f"the prior's own, temperature * prior_precision / samples = "
                     f"{self.damping:g}: give KFAC(damping=...) more, or the prior less precision."
                 )
-        unscale(kfac.scaler, kfac.optimizer)
+        unscale(kfac.scaler, kfac.rates.optimizers)
         scale = kfac.settings.gradient_scale(max(1, samples or kfac.capture.samples() or 0))
         for p in kfac.model.parameters():
             if p.grad is not None:

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from natgrad.capture.blocks import Block
 from natgrad.capture.discovery import StructureOf
-from natgrad.capture.hooks import View
+from natgrad.capture.tensor_hooks import View
 from natgrad.errors import CoverageError
 from natgrad.layers import Layer, SharedInput
 from natgrad.layers.axes import grouped, per_sample

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from natgrad.capture.blocks import Block
 from natgrad.capture.discovery import Choice, StructureOf, clean, discover
-from natgrad.capture.hooks import Capture, Use
+from natgrad.capture.hooks import Capture
 from natgrad.capture.passes import Pass
+from natgrad.capture.tensor_hooks import Use
 from natgrad.errors import CoverageError, SettingError
 from natgrad.inverses import Eigen
 from natgrad.operators.data import Batch

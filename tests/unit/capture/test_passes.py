@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
 import natgrad
 from natgrad import KFAC
@@ -185,6 +186,19 @@ class TestBackwards:
             return hidden.square().sum(1).mean() + F.cross_entropy(model.head(hidden), y)
 
         check(model, oracle(both))
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    @pytest.mark.parametrize("chunks", [1, 3])
+    def test_the_whole_model_is_computed_again(self, reentrant, chunks):
+        model, kfac = started()
+        with torch.no_grad():
+            model(X[:5])
+        for x, y in zip(X.chunk(chunks), Y.chunk(chunks), strict=True):
+            out = checkpoint(model, x.clone().requires_grad_(), use_reentrant=reentrant)
+            (F.cross_entropy(out, y) / chunks).backward()
+        assert kfac.capture.samples() == 12
+        kfac.step()
+        check(model, oracle())
 
     @pytest.mark.parametrize("to_none", [True, False])
     @pytest.mark.parametrize("order", ["before forward", "before backward"])

@@ -24,7 +24,7 @@ class TestLearningRates:
     def test_a_parameter_put_into_a_group_has_its_rate(self):
         model = net()
         optimizer = SGD(model[0].parameters(), lr=0.1)
-        rates = LearningRates(optimizer)
+        rates = LearningRates([optimizer])
         rates.read()
         assert rates.of(model[2].weight) == 0.0
         before = rates.version
@@ -36,7 +36,7 @@ class TestLearningRates:
     def test_a_parameter_that_takes_the_place_of_another(self):
         model = net()
         optimizer = grouped(model)
-        rates = LearningRates(optimizer)
+        rates = LearningRates([optimizer])
         rates.read()
         new = nn.Parameter(torch.zeros(3))
         optimizer.param_groups[1]["params"][1] = new
@@ -47,7 +47,7 @@ class TestLearningRates:
     def test_a_parameter_that_moves_to_the_next_group(self):
         model = net()
         optimizer = grouped(model)
-        rates = LearningRates(optimizer)
+        rates = LearningRates([optimizer])
         rates.read()
         first, second = (group["params"] for group in optimizer.param_groups)
         second.insert(0, first.pop())
@@ -55,7 +55,7 @@ class TestLearningRates:
         assert rates.of(model[0].bias) == pytest.approx(0.3)
 
     def test_nothing_changes_where_nothing_has_changed(self):
-        rates = LearningRates(grouped(net()))
+        rates = LearningRates([grouped(net())])
         rates.read()
         version = rates.version
         rates.read()

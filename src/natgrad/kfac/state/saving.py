@@ -11,9 +11,18 @@ from natgrad.kfac.state import checkpoint, sharding
 class Saving(checkpoint.Saveable):
     """All ranks must call each of these together: one alone waits for the others."""
 
+    _gathered: dict[str, Any] | None = None  # by state_dict(), until the next step
+
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as tensors, numbers and strings, on every rank."""
-        return checkpoint.save(self)
+        state = checkpoint.save(self)
+        self._gathered = None if self.team.alone else state
+        return state
+
+    def gathered_state(self) -> dict[str, Any] | None:
+        """What all ranks have gathered by ``state_dict()`` since the last step. One rank alone may
+        ask for it."""
+        return self._gathered
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, at any world size and placement. A state that
