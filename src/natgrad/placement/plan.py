@@ -98,6 +98,24 @@ class Plan(Travel):
                 held[block.name, name] = self.keepers[block.name, name]
         return held
 
+    # Of what travels, counted together with its seconds, as both ask for the same collectives.
+
+    @cached_property
+    def update_room(self) -> Numbers:
+        return memory.update_room(self)
+
+    @cached_property
+    def share_room(self) -> tuple[Numbers, Numbers]:
+        return memory.share_room(self)
+
+    @cached_property
+    def gather_room(self) -> Numbers:
+        return memory.gather_room(self)
+
+    @cached_property
+    def return_room(self) -> Numbers:
+        return memory.return_room(self)
+
     @cached_property
     def _memory(self) -> dict[str, Numbers]:
         return memory.by_rank(self)
@@ -168,6 +186,17 @@ class Plan(Travel):
             route: by which all ops go that can.
         """
         return replace(self, routes=Routes(route, route, route, route))
+
+    def renamed(self, strategy: str) -> Plan:
+        """The same plan under another name, with all that was counted for it.
+
+        Arguments:
+            strategy: name of the placement, for print.
+        """
+        found = replace(self, strategy=strategy)
+        for name, counted in self.__dict__.items():
+            found.__dict__.setdefault(name, counted)
+        return found
 
     # Other readers.
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from natgrad.placement import flows, messages
-from natgrad.placement.amounts import Sent, agreement_of
-from natgrad.placement.flows import Flows
+from natgrad.placement.amounts import Agreement, Sent, agreement_of
+from natgrad.placement.flows import Collective, Flows
 from natgrad.placement.ops import (
     ApplyOp,
     FactorId,
@@ -109,7 +109,14 @@ class Travel:
         Arguments:
             op: one of the plan's.
         """
-        return self.wire_bytes(op, self.numbers(op))
+        if (found := self._copy_bytes.get(op)) is None:
+            found = self._copy_bytes[op] = self.wire_bytes(op, self.numbers(op))
+        return found
+
+    @cached_property
+    def _copy_bytes(self) -> dict[Op, int]:
+        """Asked for whenever ops are cut into buckets."""
+        return {}
 
     def finished_bytes(self, op: Op) -> int:
         """Bytes of one number of a finished sum on the wire.
@@ -266,6 +273,27 @@ class Travel:
         """
         return messages.incoming(self, ops, rank)
 
+    def calls(self, ops: Iterable[Op]) -> list[Collective]:
+        """The collectives of some ops, by the plan's own routes. Those of the last ones are kept:
+        seconds and memory are counted one after the other, and each list is some hundred megabytes
+        where there are many ranks.
+
+        Arguments:
+            ops: some of the plan's, in its order.
+        """
+        some = tuple(ops)
+        kept = self.__dict__
+        if kept.get("_calls_of") != some:
+            self.forget_calls()  # before there are others
+            kept["_calls"], kept["_calls_of"] = flows.collectives_of(self, some), some
+        found: list[Collective] = kept["_calls"]
+        return found
+
+    def forget_calls(self) -> None:
+        """Keep no collectives any longer."""
+        self.__dict__.pop("_calls_of", None)
+        self.__dict__.pop("_calls", None)
+
     def flows(self, ops: Iterable[Op]) -> Flows:
         """The bytes of some ops by rank, summed without listing the millions of messages of a large
         world.
@@ -296,7 +324,14 @@ class Travel:
         """
         reduced = 2 * (self.world_size - 1) * self.all_reduced(other_numbers) / self.world_size
         update, refresh, apply = (int(flow.sent[rank]) for flow in self._flows)
-        return Sent(update, refresh, apply + reduced, agreement_of(self, other_numbers))
+        if other_numbers not in self._agreements:
+            self._agreements[other_numbers] = agreement_of(self, other_numbers)
+        return Sent(update, refresh, apply + reduced, self._agreements[other_numbers])
+
+    @cached_property
+    def _agreements(self) -> dict[int, Agreement]:
+        """The same for every rank."""
+        return {}
 
     def average_sent(self, other_numbers: int = 0) -> float:
         """Bytes of an average step, of the rank that sends most.
