@@ -48,6 +48,7 @@ def by_rank(plan: Plan) -> dict[str, Numbers]:
     found["sums"] += sums
     found["update"][:] = plan.update_room - sums
     own, waiting, followed = _in_basis(plan)
+    own = own + _rows(plan)
     found["workspace"][:] = _workspace(plan) + own
     travelling, taken = plan.share_room
     found["refresh"][:] = np.maximum.reduce([own + travelling, waiting + taken, followed])
@@ -191,8 +192,8 @@ def _workspace(plan: Plan) -> Numbers:
     for block in plan.blocks:
         here: dict[int, list[str]] = {}
         for name in sorted(block.decomposed):
-            (rank,) = plan.decomposers[block.name, name]
-            here.setdefault(rank, []).append(name)
+            for rank in plan.decomposers[block.name, name]:
+                here.setdefault(rank, []).append(name)
         large = max((spec.dim for _, spec in block.factors), default=0) > _LARGE
         for rank, names in here.items():
             needs.setdefault(rank, []).append((_decomposed(plan, block, names), large))
@@ -211,9 +212,18 @@ def _decomposed(plan: Plan, block: BlockSpec, names: Sequence[str]) -> int:
     if world.kept_factor_bytes != world.kept_inverse_bytes or block.merged:
         done = sum(spec.numel for name, spec in specs.items() if name not in block.in_basis)
     for name in names:
-        most = max(most, done + specs[name].room)
-        done += specs[name].parts
+        spec = specs[name].split(len(plan.decomposers[block.name, name]))
+        most = max(most, done + spec.room)
+        done += spec.parts
     return most
+
+
+def _rows(plan: Plan) -> Numbers:
+    """Bytes of rows of inverses that a rank has made, which wait for those of other ranks."""
+    found, each = none(plan), plan.world.kept_inverse_bytes
+    for (factor, rank), (start, stop) in plan.rows.items():
+        found[rank] += each * (stop - start) * plan.factors[factor].dim
+    return found
 
 
 def _in_basis(plan: Plan) -> tuple[Numbers, Numbers, Numbers]:

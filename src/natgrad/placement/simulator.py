@@ -82,6 +82,16 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
         cluster: speed of the ranks and of the links between them.
         cost: what decompositions and preconditioning cost, in operations; ``None`` is ``Flops()``.
     """
+    times: Timeline
+    for on, by, times in plan.priced:
+        if on == cluster and by == cost:
+            return times
+    times = _simulated(plan, cluster, cost)
+    plan.priced.append((cluster, cost, times))
+    return times
+
+
+def _simulated(plan: Plan, cluster: Cluster, cost: CostModel | None) -> Timeline:
     decompose, precondition = plan.work_of_all(cost)
     none: Costs = np.zeros(plan.world_size)
     flows = [Flows.none(plan.world_size) for _ in range(3)]
