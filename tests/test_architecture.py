@@ -9,7 +9,7 @@ LONGEST = 350
 
 # From the bottom up. A room may import those below its own floor, never its neighbours on it.
 FLOORS = (
-    ("errors", "tables", "lazy"),
+    ("errors", "tables", "lazy", "routines"),
     ("specs", "checks"),
     ("schedules", "loss_scale", "damping"),
     ("linalg",),
@@ -39,7 +39,7 @@ INNER_FLOORS = {
     ),
     "kfac": (("clocks", "settings", "step", "clipping", "motion"), ("ranks",)),
 }
-WITHOUT_TORCH = ("placement", "specs", "tables", "checks")
+WITHOUT_TORCH = ("placement", "specs", "routines", "tables", "checks")
 
 
 def imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:

@@ -6,13 +6,14 @@ asking whether a rank is in one takes no time.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 from natgrad.errors import SettingError
+from natgrad.routines import FactorCost as FactorCost
+from natgrad.routines import Routine as Routine
 
 Ranks = tuple[int, ...] | range  # in increasing order
 Box = tuple[tuple[int, int], ...]  # (start, stop) of every dimension
@@ -67,73 +68,6 @@ def server(sources: Ranks, rank: int, world: int) -> int:
     return sources[rank * len(sources) // world]
 
 
-class Routine(StrEnum):
-    """What a decomposition is done by: a computer that has been measured knows how many operations
-    of it take a second, which differs between them."""
-
-    PRODUCT = "product"
-    EIGEN = "eigen"
-    CHOLESKY = "cholesky"
-
-    def operations(self, dim: float) -> float:
-        """Operations for one matrix: a product of two, an eigendecomposition with all vectors, or
-        the inverse of a positive definite one.
-
-        Arguments:
-            dim: its rows.
-        """
-        return (25.0 if self is Routine.EIGEN else 2.0) * dim**3
-
-    def workspace(self, dim: int, batch: int = 1) -> int:
-        """Numbers that are allocated at its busiest moment: the matrices, what becomes of them, and
-        what LAPACK works in, one matrix after the other.
-
-        Arguments:
-            dim: rows of each matrix.
-            batch: how many there are.
-        """
-        square, all_squares = dim * dim, batch * dim * dim
-        match self:
-            case (
-                Routine.EIGEN
-            ):  # of all but the last one the vectors are there; then all are copied
-                last = 2 * all_squares + batch * dim + 2 * square + 11 * dim
-                return max(last, 3 * all_squares + 2 * batch * dim)
-            case Routine.CHOLESKY if dim <= _BATCHED:
-                return 3 * all_squares
-            case Routine.CHOLESKY:
-                return all_squares + _schur(dim)
-            case _:
-                return 3 * all_squares
-
-
-# As `natgrad.inverses.cholesky` and `natgrad.linalg.spd_inverse` have them.
-_BATCHED, _LEAF = 32, 192
-
-
-def _schur(dim: int) -> int:
-    """Numbers beside a matrix that is inverted in place by Schur complements of half the size."""
-    if dim <= _LEAF:
-        return 2 * dim * dim
-    half = (dim // 2 + 15) // 16 * 16
-    beside = half * (dim - half)
-    return max(_schur(half), beside + _schur(dim - half), 2 * beside)
-
-
-class FactorCost(NamedTuple):
-    """What an inverse costs for one factor.
-
-    Arguments:
-        decompose: operations to decompose the factor once.
-        apply: operations to apply it, for each number of the gradient, at every step.
-        by: the routine that decomposes it; products where nothing is said.
-    """
-
-    decompose: float
-    apply: float
-    by: Routine = Routine.PRODUCT
-
-
 @dataclass(frozen=True, slots=True)
 class FactorSpec:
     """Sizes of a factor: ``batch`` symmetric matrices ``[dim, dim]``.
@@ -178,6 +112,25 @@ class FactorSpec:
     @property
     def on_wire(self) -> int:
         return self.numel if self.sent is None else self.sent
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether several ranks can decompose it together, each some rows of its inverse."""
+        one = self.batch == 1 and not self.diagonal
+        return one and self.cost is not None and self.cost.shared is not None
+
+    def split(self, ranks: int) -> "FactorSpec":
+        """What each of several ranks does of it; the factor itself for one.
+
+        Arguments:
+            ranks: how many decompose it together; more than one only where it `can_be_split`.
+        """
+        if ranks == 1:
+            return self
+        assert self.cost is not None
+        rows = -(-self.dim // ranks)
+        room = self.cost.by.rows_workspace(self.dim, rows)
+        return replace(self, parts=rows * self.dim, cost=self.cost.split(ranks), workspace=room)
 
 
 @dataclass(frozen=True, slots=True)

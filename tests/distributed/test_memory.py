@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import natgrad
+from distributed.training import AllTogether
 from natgrad.comm import process_groups
 from natgrad.linalg.workspace import release
 from natgrad.placement import Route
@@ -181,6 +182,8 @@ def choices_of(ranks):
                     yield both | {"bucket_bytes": SMALL}
                     yield both | {"layout": "ddp"}
     yield {"placement": natgrad.MemOpt(), "inverse": natgrad.Cholesky()}
+    for route in Route:  # inverses that all ranks make together
+        yield {"placement": AllTogether(), "inverse": natgrad.Cholesky(), "route": route}
     yield {"placement": natgrad.CommOpt(), "structure": natgrad.EKFAC()}
     for name in ("mem", "comm"):
         yield {"placement": PLACEMENTS[name], "layout": "fsdp"}

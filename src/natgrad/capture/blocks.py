@@ -27,6 +27,8 @@ from natgrad.linalg.forms import DiagonalForm, Form
 from natgrad.structures import Structure, Sum, Sums
 from natgrad.structures.base import decompose_factor
 
+Rows = tuple[int, int]  # (start, stop)
+
 
 class Block:
     """One weight, the layers that use it, and all that is known of its curvature.
@@ -166,16 +168,22 @@ class Block:
 
     # Decomposition.
 
-    def decompose(self, names: Iterable[str], damping: Damping) -> dict[str, Parts | None]:
-        """The parts of these factors as they are now, ``None`` for one that cannot be decomposed.
+    def decompose(
+        self, names: Iterable[str], damping: Damping, rows: Mapping[str, Rows] | None = None
+    ) -> dict[str, Parts | None]:
+        """The parts of these factors as they are now, ``None`` for one that cannot be decomposed;
+        of those in ``rows`` only these rows, as other ranks make the others.
 
         A factor that has seen no data is left out."""
+        rows = rows or {}
         matrices = self.structure.matrices(self.kept(), self.forms)
         if self.inverse.damps_factors and not matrices.keys() >= set(self.decomposes):
             return {}  # the damping of one depends on the others
         dampings = self._dampings(matrices, damping)
         return {
-            name: decompose_factor(self.inverse, self.forms[name], matrices[name], dampings[name])
+            name: decompose_factor(
+                self.inverse, self.forms[name], matrices[name], dampings[name], rows.get(name)
+            )
             for name in names
             if name in matrices
         }
@@ -200,6 +208,15 @@ class Block:
                 if keeps is None or name in keeps:
                     self._write(name, (value,))
         self._solve(self.solved | set(solved))
+
+    def install_rows(self, name: str, start: int, rows: Tensor) -> None:
+        """Precondition with these rows ``[n, d]`` of a factor's inverse from now on; its other rows
+        come from other ranks, in the same refresh."""
+        if name not in self.parts:
+            (shape,) = self.part_shapes(name)
+            self.parts[name] = (torch.zeros(shape, dtype=self.wide_dtype, device=self.device),)
+        self.parts[name][0][0, start : start + len(rows)].copy_(rows)
+        self.version += 1
 
     def _solve(self, names: set[str]) -> None:
         self.solved, self.ready = names, names.issuperset(self.decomposes)

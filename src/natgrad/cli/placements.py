@@ -101,7 +101,7 @@ class PlacementComparison:
         if not self.world.gradients_are_local:
             # Gradients that others have summed leave it nothing to scatter: it is MemOpt.
             plan, times = found[0]
-            found.insert(-1, (replace(plan, strategy="ReduceScatter()"), times))
+            found.insert(-1, (plan.renamed("ReduceScatter()"), times))
         return found
 
     def best(self) -> Plan:

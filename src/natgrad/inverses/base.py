@@ -59,6 +59,17 @@ class Inverse(ABC):
             damping: ``[b]``, ``≥ 0``, one for each matrix.
         """
 
+    def decompose_rows(self, matrix: Tensor, damping: Tensor, rows: tuple[int, int]) -> Parts:
+        """Some rows of the only part, of one matrix, where several ranks share them out: of those
+        inverses whose ``cost`` says what they share.
+
+        Arguments:
+            matrix: ``[1, d, d]``, symmetric; may be overwritten.
+            damping: ``[1]``, ``≥ 0``.
+            rows: first one, and the one behind the last.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not made row by row")
+
     @abstractmethod
     def shapes(self, spec: FactorSpec) -> tuple[tuple[int, ...], ...]:
         """The shapes of the parts: ranks that receive them must know these beforehand.
@@ -241,7 +252,12 @@ def no_basis(inverse: Inverse) -> CoverageError:
     )
 
 
-def contained(inverse: Inverse, make: Callable[[], Tensor], damping: Tensor) -> Parts | None:
+def contained(
+    inverse: Inverse,
+    make: Callable[[], Tensor],
+    damping: Tensor,
+    rows: tuple[int, int] | None = None,
+) -> Parts | None:
     """The parts of ``make()``, or ``None`` if nothing helped: one bad factor must neither stop the
     training nor leave non-finite numbers behind. What fails is tried again in float64, and then
     with a growing share of the mean diagonal added.
@@ -253,6 +269,7 @@ def contained(inverse: Inverse, make: Callable[[], Tensor], damping: Tensor) -> 
         inverse: what decomposes it.
         make: gives the symmetric matrix ``[b, d, d]``, at every call as a new tensor.
         damping: ``[b]``, as `Inverse.decompose` takes it.
+        rows: of the only part, as `Inverse.decompose_rows` takes them; ``None`` are all parts.
     """
     matrix = make()
     dtype = matrix.dtype
@@ -260,7 +277,10 @@ def contained(inverse: Inverse, make: Callable[[], Tensor], damping: Tensor) -> 
         return None
     for attempt, extra in _attempts(matrix, make, damping):
         try:
-            parts = inverse.decompose(attempt, extra)
+            if rows is None:
+                parts = inverse.decompose(attempt, extra)
+            else:
+                parts = inverse.decompose_rows(attempt, extra, rows)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             continue
         if all(map(_finite, parts)):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from natgrad.inverses.base import ExplicitInverse, Parts
-from natgrad.linalg.spd_inverse import cholesky_inverse, recursive_inverse_
+from natgrad.linalg.spd_inverse import cholesky_inverse, inverse_rows, recursive_inverse_
+from natgrad.specs import FactorCost, FactorSpec
 
 _SMALL = 32
 
@@ -25,3 +26,13 @@ class Cholesky(ExplicitInverse):
         for one in matrix:
             recursive_inverse_(one)
         return (matrix,)
+
+    def decompose_rows(self, matrix: Tensor, damping: Tensor, rows: tuple[int, int]) -> Parts:
+        matrix.diagonal(dim1=1, dim2=2).add_(damping.unsqueeze(1))
+        return (inverse_rows(matrix[0], *rows).unsqueeze(0),)
+
+    def cost(self, spec: FactorSpec) -> FactorCost:
+        whole = super().cost(spec)
+        if spec.diagonal or spec.batch > 1:
+            return whole
+        return whole._replace(repeated=spec.dim**3 / 3, shared=2.0 * spec.dim**3)

@@ -28,7 +28,7 @@ from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import Values
 from natgrad.kfac.step import Step
 from natgrad.linalg.threads import spread
-from natgrad.placement.ops import FactorId, Op, Share
+from natgrad.placement.ops import FactorId, Op, Rows, Share
 
 Due = dict[Block, set[str]]
 Made = dict[Block, dict[str, Parts | None]]
@@ -51,6 +51,10 @@ class Refresh:
         }
         self._shares = [op for op in team.plan.refresh if isinstance(op, Share)]
         self._sent = {op.factor for op in self._shares if op.source == team.rank}
+        # The rows that this rank makes of inverses that several ranks share out.
+        self._rows: dict[FactorId, Rows] = {
+            factor: rows for (factor, rank), rows in team.plan.rows.items() if rank == team.rank
+        }
         self._rounds = team.inverse_wire != Plain(team.dtype)
         self._copying = Copying(team, self._shares, team.inverse_wire, "inverses")
         self.keys = {b: {name: clocks.key(name) for name in b.decomposes} for b in self.blocks}
@@ -76,12 +80,13 @@ class Refresh:
         else:
             done: Done = {}
             waiting: dict[Block, dict[str, Parts]] = {}
+            made_rows: dict[FactorId, Tensor] = {}
             for block, made in self._decompose(due, step.values):
                 done[block] = {name: parts is not None for name, parts in made.items()}
-                self._take(block, made, waiting)
+                self._take(block, made, waiting, made_rows)
                 del made
             good, failed = self._agree(due, done)
-            self._share(good, waiting)
+            self._share(good, waiting, made_rows)
             for block, names in good.items():
                 block.install(waiting.pop(block, {}), names, self.team.keeps[block])
         for block, _ in failed:
@@ -154,7 +159,7 @@ class Refresh:
         """Decompose these factors; on a CPU several blocks at a time, unless they are large."""
 
         calls = {
-            block: partial(block.decompose, sorted(names), damping)
+            block: partial(block.decompose, sorted(names), damping, self._rows_of(block, names))
             for (block, names), damping in zip(wanted.items(), now.dampings(wanted), strict=True)
         }
         small = []
@@ -173,9 +178,11 @@ class Refresh:
         block: Block,
         made: dict[str, Parts | None],
         waiting: dict[Block, dict[str, Parts]],
+        made_rows: dict[FactorId, Tensor],
     ) -> None:
         """Bring what this rank has decomposed to its place at once: nobody else decomposes it, so
-        that others can only agree. What is in the basis of several factors waits for all of them.
+        that others can only agree. What is in the basis of several factors waits for all of them,
+        and rows for those of other ranks.
         """
         for name, parts in made.items():
             if parts is None:
@@ -185,8 +192,15 @@ class Refresh:
                 parts = tuple(self.team.inverse_wire.rounded(part) for part in parts)
             if block.structure.in_basis:
                 waiting.setdefault(block, {})[name] = parts
+            elif (block.name, name) in self._rows:
+                made_rows[block.name, name] = parts[0][0]
             else:
                 block.install({name: parts}, ())
+
+    def _rows_of(self, block: Block, names: set[str]) -> dict[str, Rows]:
+        if not self._rows:
+            return {}
+        return {n: rows for n in names if (rows := self._rows.get((block.name, n))) is not None}
 
     def _agree(self, due: Due, done: Done) -> tuple[Due, list[tuple[Block, str]]]:
         """What was decomposed by everyone who should have, and what failed at anybody."""
@@ -205,24 +219,40 @@ class Refresh:
                 good.setdefault(block, set()).add(name)
         return good, failed
 
-    def _share(self, good: Due, waiting: dict[Block, dict[str, Parts]]) -> None:
+    def _share(
+        self,
+        good: Due,
+        waiting: dict[Block, dict[str, Parts]],
+        made_rows: dict[FactorId, Tensor],
+    ) -> None:
         """Send what others precondition with, and bring what they send to its place."""
         ids: set[FactorId] = {(block.name, n) for block, names in good.items() for n in names}
         ops = [op for op in self._shares if op.factor in ids]
 
         def flat(op: Op, to: int, clip: bool) -> Tensor:
             block, name = self._of(op)
+            assert isinstance(op, Share)
+            if op.factor in made_rows:
+                return made_rows[op.factor].flatten()
             parts = waiting[block][name] if block in waiting else block.parts[name]
             return torch.cat([part.flatten() for part in parts])
 
         for arrival in self._copying(ops, flat):
-            block, name = self._of(arrival.op)
-            if block.structure.in_basis:
+            op, (block, name) = arrival.op, self._of(arrival.op)
+            assert isinstance(op, Share)
+            if op.rows is not None:
+                rows = arrival.data.view(op.rows[1] - op.rows[0], -1)
+                block.install_rows(name, op.rows[0], rows)
+                del rows
+            elif block.structure.in_basis:
                 waiting.setdefault(block, {})[name] = _parts(block, name, arrival.data, copy=True)
             else:
                 new = name not in block.parts
                 block.install({name: _parts(block, name, arrival.data, copy=new)}, ())
             del arrival  # with its buffer, before the next one is made
+        for factor in ids & made_rows.keys():
+            block, name = self.team.blocks[factor[0]], factor[1]
+            block.install_rows(name, self._rows[factor][0], made_rows.pop(factor))
 
     def _of(self, op: Op) -> tuple[Block, str]:
         assert isinstance(op, Share)

@@ -36,3 +36,20 @@ def recursive_inverse_(matrix: Tensor) -> Tensor:
     b.copy_(y).neg_()
     matrix[h:, :h].copy_(b.mT)
     return matrix
+
+
+def inverse_rows(matrix: Tensor, start: int, stop: int) -> Tensor:
+    """Rows ``start`` to ``stop`` of ``matrix^-1``, ``[stop - start, d]`` of ``[d, d]``; raises
+    ``LinAlgError``.
+
+    With ``matrix = L L^T`` they are ``L^-T L^-1 e`` for the unit vectors ``e`` of these rows, as
+    the inverse is symmetric: ``d^3 / 3`` operations for ``L``, and ``2 d^2`` a row. So k ranks that
+    share the rows out need ``1 / 6 + 1 / k`` of the operations of the whole inverse each.
+    """
+    factor = torch.linalg.cholesky(matrix)
+    rows = matrix.new_zeros(stop - start, len(matrix))
+    rows[:, start:stop].fill_diagonal_(1.0)
+    columns = rows.mT  # solved in place
+    torch.linalg.solve_triangular(factor, columns, upper=False, out=columns)
+    torch.linalg.solve_triangular(factor.mT, columns, upper=True, out=columns)
+    return rows

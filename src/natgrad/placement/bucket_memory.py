@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from natgrad.placement.flows import Collective, add, collectives_of, places
+from natgrad.placement.flows import Collective, add, places
 from natgrad.placement.ops import Op, Reduce, ReduceGradient
 from natgrad.placement.rank_arrays import Numbers
 from natgrad.placement.routes import Route, may_leave
@@ -55,7 +55,7 @@ def summed(
         again: whether what was sent is held until all has come.
     """
     buckets = plan.cut(ops)
-    calls = collectives_of(plan, ops)
+    calls = plan.calls(ops)
     balanced = plan.routes.of(ops[0]) is Route.BALANCED and plan.world_size > 1
     left = before
     most, done, flying = none(plan) + before, none(plan), none(plan)
@@ -159,7 +159,7 @@ def copied(plan: Travel, ops: Sequence[Op], kept_bytes: int) -> tuple[Numbers, N
     if not ops or plan.world_size == 1:
         return most, taken
     direct, _, spread_over = plan.sorted_by_route(ops)
-    calls = collectives_of(plan, ops)
+    calls = plan.calls(ops)
     buckets = plan.cut(direct) if direct else ()
     for bucket, call in zip(buckets, calls, strict=False):
         assert call.flows is not None

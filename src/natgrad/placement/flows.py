@@ -224,7 +224,10 @@ class _Count:
     def _return_piece(self, op: Return) -> None:
         plan, clipped = self.plan, self.plan.clipped[op]
         if op.piece is not None and (piece := plan.piece(op)).chunk is not None:
-            clips = np.isin(as_array(op.to), as_array(clipped), assume_unique=True)
+            clips: int | Numbers = 1 if clipped == op.to else 0
+            if clipped and clipped != op.to:
+                there = np.isin(as_array(op.to), as_array(clipped), assume_unique=True)
+                clips = there.astype(np.int64)
             self._return(op.sources, op.to, plan.wire_bytes(op, _parts(piece) + clips))
             return
         alone = plan.copy_bytes(op)

@@ -44,15 +44,16 @@ def by_rank(plan: Plan) -> dict[str, Numbers]:
     """
     found = {one.name: none(plan) for one in fields(Memory)}
     _kept(plan, found)
-    sums = sum(spec.numel for spec in plan.factors.values()) * plan.world.kept_sum_bytes
+    sums = all_sums(plan)
     found["sums"] += sums
-    found["update"][:] = _update(plan, sums) - sums
+    found["update"][:] = plan.update_room - sums
     own, waiting, followed = _in_basis(plan)
+    own = own + _rows(plan)
     found["workspace"][:] = _workspace(plan) + own
-    shares = [op for op in plan.refresh if isinstance(op, Share)]
-    travelling, taken = copied(plan, shares, plan.world.kept_inverse_bytes)
+    travelling, taken = plan.share_room
     found["refresh"][:] = np.maximum.reduce([own + travelling, waiting + taken, followed])
     found["apply"][:] = np.maximum(_apply(plan, found["apply"]), all_reduced(plan, 0))
+    plan.forget_calls()
     return found
 
 
@@ -155,7 +156,22 @@ def _scratch(sizes: Iterable[int], limit: int) -> int:
 # The three clocks.
 
 
-def _update(plan: Plan, sums: int) -> Numbers:
+def all_sums(plan: Plan) -> int:
+    """Bytes of a step's statistics.
+
+    Arguments:
+        plan: what the ranks do.
+    """
+    return sum(spec.numel for spec in plan.factors.values()) * plan.world.kept_sum_bytes
+
+
+def update_room(plan: Plan) -> Numbers:
+    """Bytes of the statistics, and of buckets of them, at the busiest moment of an update.
+
+    Arguments:
+        plan: what the ranks do.
+    """
+    sums = all_sums(plan)
     if not plan.update:
         return none(plan) + sums
     world = plan.world
@@ -176,8 +192,8 @@ def _workspace(plan: Plan) -> Numbers:
     for block in plan.blocks:
         here: dict[int, list[str]] = {}
         for name in sorted(block.decomposed):
-            (rank,) = plan.decomposers[block.name, name]
-            here.setdefault(rank, []).append(name)
+            for rank in plan.decomposers[block.name, name]:
+                here.setdefault(rank, []).append(name)
         large = max((spec.dim for _, spec in block.factors), default=0) > _LARGE
         for rank, names in here.items():
             needs.setdefault(rank, []).append((_decomposed(plan, block, names), large))
@@ -196,9 +212,18 @@ def _decomposed(plan: Plan, block: BlockSpec, names: Sequence[str]) -> int:
     if world.kept_factor_bytes != world.kept_inverse_bytes or block.merged:
         done = sum(spec.numel for name, spec in specs.items() if name not in block.in_basis)
     for name in names:
-        most = max(most, done + specs[name].room)
-        done += specs[name].parts
+        spec = specs[name].split(len(plan.decomposers[block.name, name]))
+        most = max(most, done + spec.room)
+        done += spec.parts
     return most
+
+
+def _rows(plan: Plan) -> Numbers:
+    """Bytes of rows of inverses that a rank has made, which wait for those of other ranks."""
+    found, each = none(plan), plan.world.kept_inverse_bytes
+    for (factor, rank), (start, stop) in plan.rows.items():
+        found[rank] += each * (stop - start) * plan.factors[factor].dim
+    return found
 
 
 def _in_basis(plan: Plan) -> tuple[Numbers, Numbers, Numbers]:
@@ -231,18 +256,45 @@ def _in_basis(plan: Plan) -> tuple[Numbers, Numbers, Numbers]:
     return own, none(plan) if alone else every, followed
 
 
-def _apply(plan: Plan, products: Numbers) -> Numbers:
-    """Bytes of gradients that are gathered, and beside them on their way, or in ``products``."""
-    most = products
+def share_room(plan: Plan) -> tuple[Numbers, Numbers]:
+    """Bytes of parts on their way, and of the buffer, at most, out of which they are taken.
+
+    Arguments:
+        plan: what the ranks do.
+    """
+    shares = [op for op in plan.refresh if isinstance(op, Share)]
+    return copied(plan, shares, plan.world.kept_inverse_bytes)
+
+
+def gather_room(plan: Plan) -> Numbers:
+    """Bytes of gradients on their way to the ranks that precondition them.
+
+    Arguments:
+        plan: what the ranks do.
+    """
+    most = none(plan)
     sums = [op for op in plan.apply if isinstance(op, ReduceGradient)]
     if sums:
         each = plan.world.gradient_bytes
-        most = np.maximum(most, summed(plan, sums, 0, lambda op: 0, each, again=False))
+        most = summed(plan, sums, 0, lambda op: 0, each, again=False)
     gathers = [op for op in plan.apply if isinstance(op, Gather)]
+    return np.maximum(most, copied(plan, gathers, plan.world.total_bytes)[0])
+
+
+def return_room(plan: Plan) -> Numbers:
+    """Bytes of preconditioned gradients on their way.
+
+    Arguments:
+        plan: what the ranks do.
+    """
     returns = [op for op in plan.apply if isinstance(op, Return)]
-    for ops in (gathers, returns):
-        most = np.maximum(most, copied(plan, ops, plan.world.total_bytes)[0])
+    return copied(plan, returns, plan.world.total_bytes)[0]
+
+
+def _apply(plan: Plan, products: Numbers) -> Numbers:
+    """Bytes of gradients that are gathered, and beside them on their way, or in ``products``."""
     full = none(plan)
-    for name in {op.block for op in gathers}:
+    for name in {op.block for op in plan.apply if isinstance(op, Gather)}:
         add(full, plan.workers[name], plan.block[name].numel * plan.world.total_bytes)
+    most: Numbers = np.maximum.reduce([products, plan.gather_room, plan.return_room])
     return most + full

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from natgrad.specs import Ranks, as_ranks
 
 FactorId = tuple[str, str]  # (block, factor)
+Rows = tuple[int, int]  # (start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,18 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Decompose:
-    """A rank decomposes a factor.
+    """A rank decomposes a factor, or makes some rows of its inverse, where several ranks do so
+    together.
 
     Arguments:
         factor: ``(block, factor)``, both by name.
         rank: that does it, and has the factor's running average.
+        rows: of the inverse; ``None`` are all.
     """
 
     factor: FactorId
     rank: int
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,13 @@ class Share:
         factor: ``(block, factor)``, both by name.
         source: the rank that decomposed it.
         to: ranks that have the parts afterwards, with ``source``.
+        rows: of the inverse, which ``source`` has made; ``None`` are all parts.
     """
 
     factor: FactorId
     source: int
     to: Ranks
+    rows: Rows | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", as_ranks(self.to))

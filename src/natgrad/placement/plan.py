@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,13 +26,14 @@ from natgrad.placement.ops import (
     Precondition,
     Reduce,
     RefreshOp,
+    Rows,
     Share,
 )
 from natgrad.placement.rank_arrays import Numbers
 from natgrad.placement.routes import ALL_DIRECT, Route, Routes
-from natgrad.placement.travel import Travel
+from natgrad.placement.sending import Sending
 from natgrad.placement.world import World
-from natgrad.specs import BlockSpec, Ranks
+from natgrad.specs import BlockSpec, Ranks, as_ranks
 from natgrad.tables import Table
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan(Travel):
+class Plan(Sending):
     """What every rank does. All ranks have the same plan, with the ops in the same order.
 
     Arguments:
@@ -70,9 +71,18 @@ class Plan(Travel):
 
     @cached_property
     def decomposers(self) -> Mapping[FactorId, Ranks]:
-        """Who decomposes a factor: one rank."""
+        """Who decomposes a factor: one rank, or some that share it out by rows."""
+        ranks: dict[FactorId, list[int]] = {}
+        for op in self.refresh:
+            if isinstance(op, Decompose):
+                ranks.setdefault(op.factor, []).append(op.rank)
+        return {factor: as_ranks(some) for factor, some in ranks.items()}
+
+    @cached_property
+    def rows(self) -> Mapping[tuple[FactorId, int], Rows]:
+        """Which rows of an inverse a rank makes, of factors that several decompose together."""
         ops = (op for op in self.refresh if isinstance(op, Decompose))
-        return {op.factor: range(op.rank, op.rank + 1) for op in ops}
+        return {(op.factor, op.rank): op.rows for op in ops if op.rows is not None}
 
     @cached_property
     def keepers(self) -> Mapping[FactorId, Ranks]:
@@ -97,6 +107,29 @@ class Plan(Travel):
             for name in block.in_basis:
                 held[block.name, name] = self.keepers[block.name, name]
         return held
+
+    @cached_property
+    def priced(self) -> list[Any]:
+        """What `simulate` has found before: clusters and costs, each with its `Timeline`."""
+        return []
+
+    # Of what travels, counted together with its seconds, as both ask for the same collectives.
+
+    @cached_property
+    def update_room(self) -> Numbers:
+        return memory.update_room(self)
+
+    @cached_property
+    def share_room(self) -> tuple[Numbers, Numbers]:
+        return memory.share_room(self)
+
+    @cached_property
+    def gather_room(self) -> Numbers:
+        return memory.gather_room(self)
+
+    @cached_property
+    def return_room(self) -> Numbers:
+        return memory.return_room(self)
 
     @cached_property
     def _memory(self) -> dict[str, Numbers]:
@@ -156,7 +189,8 @@ class Plan(Travel):
         cost = cost or Flops()
         decompose, precondition = (np.zeros(self.world_size) for _ in range(2))
         for factor, ranks in self.decomposers.items():
-            flows.add(decompose, ranks, cost.decompose(self.factors[factor]))
+            each = self.factors[factor].split(len(ranks))
+            flows.add(decompose, ranks, cost.decompose(each))
         for name, ranks in self.workers.items():
             flows.add(precondition, ranks, cost.precondition(self.block[name]))
         return decompose, precondition
@@ -168,6 +202,17 @@ class Plan(Travel):
             route: by which all ops go that can.
         """
         return replace(self, routes=Routes(route, route, route, route))
+
+    def renamed(self, strategy: str) -> Plan:
+        """The same plan under another name, with all that was counted for it.
+
+        Arguments:
+            strategy: name of the placement, for print.
+        """
+        found = replace(self, strategy=strategy)
+        for name, counted in self.__dict__.items():
+            found.__dict__.setdefault(name, counted)
+        return found
 
     # Other readers.
 

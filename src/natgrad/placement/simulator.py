@@ -82,17 +82,32 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
         cluster: speed of the ranks and of the links between them.
         cost: what decompositions and preconditioning cost, in operations; ``None`` is ``Flops()``.
     """
+    times: Timeline
+    for on, by, times in plan.priced:
+        if on == cluster and by == cost:
+            return times
+    times = _simulated(plan, cluster, cost)
+    plan.priced.append((cluster, cost, times))
+    return times
+
+
+def _simulated(plan: Plan, cluster: Cluster, cost: CostModel | None) -> Timeline:
     decompose, precondition = plan.work_of_all(cost)
     none: Costs = np.zeros(plan.world_size)
     flows = [Flows.none(plan.world_size) for _ in range(3)]
     update = none + _seconds(plan, cluster, plan.update, in_flight=True, total=flows[0])
+    # The memory of what travels is counted as it comes: both need the same collectives.
+    _ = plan.update_room
     decomposed = decompose / cluster.decompositions
     shared = _after(decomposed, plan, cluster, Share, flows[1])
+    _ = plan.share_room
     size = plan.all_reduced()
     reduced = none + (cluster.all_reduce(size, plan.world_size) if size else 0.0)
     gathered = _after(reduced, plan, cluster, ReduceGradient | Gather, flows[2])
+    _ = plan.gather_room
     ready = gathered + precondition / cluster.flops
     returned = _after(ready, plan, cluster, Return, flows[2])
+    _ = plan.return_room
     plan.remember(flows)  # who asks for bytes next need not count them again
     ends = [float(now.max()) for now in (reduced, gathered, ready, returned)]
     refreshed = float(decomposed.max())
@@ -160,7 +175,7 @@ def _seconds(
     pass, and nobody waits for one of them before the next, so that a rank sends for one while it
     receives for another. Their bytes are added to ``total``."""
     now: Costs = np.zeros(plan.world_size)
-    calls = collectives_of(plan, ops, routes or plan.routes)
+    calls = plan.calls(ops) if routes is None else collectives_of(plan, ops, routes)
     for call in calls if total is not None else ():
         assert total is not None
         total.add(call)

@@ -57,15 +57,17 @@ def by_rank(plan: Plan) -> Table:
     """
     same: dict[tuple[str, ...], list[int]] = {}
     decompose, precondition = (work / 1e9 for work in plan.work_of_all())
+    cells_of: dict[tuple[float, ...], tuple[str, ...]] = {}  # texts take longer than numbers
     for rank in plan.world.ranks:
         kept, sent = plan.memory(rank), plan.sent(rank)
-        cells = (
-            *map(bytes_text, (kept.factors, kept.inverses)),
-            *map(bytes_text, (kept.prepared + kept.stacks, kept.passing)),
-            *map(bytes_text, (sent.factors, sent.inverses, sent.gradients)),
-            f"{decompose[rank]:.3g}",
-            f"{precondition[rank]:.3g}",
+        sizes = (
+            *(kept.factors, kept.inverses, kept.prepared + kept.stacks, kept.passing),
+            *(sent.factors, sent.inverses, sent.gradients),
         )
+        work = (float(decompose[rank]), float(precondition[rank]))
+        if (cells := cells_of.get((*sizes, *work))) is None:
+            cells = (*map(bytes_text, sizes), *(f"{each:.3g}" for each in work))
+            cells_of[*sizes, *work] = cells
         same.setdefault(cells, []).append(rank)
     names = (
         "rank",

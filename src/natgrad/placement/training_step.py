@@ -167,9 +167,10 @@ class StepModel:
         for index, block in enumerate(self.plan.blocks):
             loads = turns.setdefault(index * refresh_every // count, {})
             for name in block.decomposed:
-                (rank,) = self.plan.decomposers[block.name, name]
-                spec = self.plan.factors[block.name, name]
-                loads[rank] = loads.get(rank, 0.0) + self.cost.decompose(spec)
+                ranks = self.plan.decomposers[block.name, name]
+                own = self.cost.decompose(block.factor(name).split(len(ranks)))
+                for rank in ranks:
+                    loads[rank] = loads.get(rank, 0.0) + own
         each = [max(loads.values(), default=0.0) for loads in turns.values()]
         each = [operations / self.cluster.decompositions for operations in each]
         sent = [self._stages.share / max(1, len(turns))] * len(turns)

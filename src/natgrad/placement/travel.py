@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TypeVar
 
-import numpy as np
-
 from natgrad.placement import flows, messages
-from natgrad.placement.amounts import Sent, agreement_of
-from natgrad.placement.flows import Flows
+from natgrad.placement.flows import Collective, Flows
 from natgrad.placement.ops import (
     ApplyOp,
     FactorId,
@@ -68,6 +65,8 @@ class Travel:
                 return self.piece(op).numel
             case Reduce(factor):
                 return self.factors[factor].on_wire
+            case Share(factor, _, _, (start, stop)):
+                return (stop - start) * self.factors[factor].dim
             case Share(factor):
                 return self.factors[factor].parts
             case ReduceGradient(name):
@@ -109,7 +108,14 @@ class Travel:
         Arguments:
             op: one of the plan's.
         """
-        return self.wire_bytes(op, self.numbers(op))
+        if (found := self._copy_bytes.get(op)) is None:
+            found = self._copy_bytes[op] = self.wire_bytes(op, self.numbers(op))
+        return found
+
+    @cached_property
+    def _copy_bytes(self) -> dict[Op, int]:
+        """Asked for whenever ops are cut into buckets."""
+        return {}
 
     def finished_bytes(self, op: Op) -> int:
         """Bytes of one number of a finished sum on the wire.
@@ -266,6 +272,27 @@ class Travel:
         """
         return messages.incoming(self, ops, rank)
 
+    def calls(self, ops: Iterable[Op]) -> list[Collective]:
+        """The collectives of some ops, by the plan's own routes. Those of the last ones are kept:
+        seconds and memory are counted one after the other, and each list is some hundred megabytes
+        where there are many ranks.
+
+        Arguments:
+            ops: some of the plan's, in its order.
+        """
+        some = tuple(ops)
+        kept = self.__dict__
+        if kept.get("_calls_of") != some:
+            self.forget_calls()  # before there are others
+            kept["_calls"], kept["_calls_of"] = flows.collectives_of(self, some), some
+        found: list[Collective] = kept["_calls"]
+        return found
+
+    def forget_calls(self) -> None:
+        """Keep no collectives any longer."""
+        self.__dict__.pop("_calls_of", None)
+        self.__dict__.pop("_calls", None)
+
     def flows(self, ops: Iterable[Op]) -> Flows:
         """The bytes of some ops by rank, summed without listing the millions of messages of a large
         world.
@@ -275,61 +302,9 @@ class Travel:
         """
         return flows.flows_of(self, ops)
 
-    def all_reduced(self, other_numbers: int = 0) -> int:
-        """Bytes of gradients in the all-reduce of every step; 0 unless gradients are local.
-
-        Arguments:
-            other_numbers: how many numbers are in the gradients of parameters without a block,
-                which are summed as well where gradients are local.
-        """
-        if not self.world.gradients_are_local or self.world_size == 1:
-            return 0
-        numbers = sum(self.numbers(op) for op in self.apply if isinstance(op, TotalGradients))
-        return (numbers + other_numbers) * self.world.total_bytes
-
-    def sent(self, rank: int, other_numbers: int = 0) -> Sent:
-        """Bytes that a rank sends at an update, at a refresh of all factors, and at every step.
-
-        Arguments:
-            rank: from 0 to ``world_size - 1``.
-            other_numbers: how many numbers are in the gradients of parameters without a block.
-        """
-        reduced = 2 * (self.world_size - 1) * self.all_reduced(other_numbers) / self.world_size
-        update, refresh, apply = (int(flow.sent[rank]) for flow in self._flows)
-        return Sent(update, refresh, apply + reduced, agreement_of(self, other_numbers))
-
-    def average_sent(self, other_numbers: int = 0) -> float:
-        """Bytes of an average step, of the rank that sends most.
-
-        Arguments:
-            other_numbers: how many numbers are in the gradients of parameters without a block.
-        """
-        often = (self.world.update_every, self.world.refresh_every, 1)
-        sent = sum(flow.sent / every for flow, every in zip(self._flows, often, strict=True))
-        first = self.sent(0, other_numbers)
-        fixed = first.gradients - int(self._flows[-1].sent[0]) + first.agreement.apply
-        fixed += first.agreement.update / often[0] + first.agreement.refresh / often[1]
-        return float(np.max(sent)) + fixed
-
-    def remember(self, counted: Sequence[Flows]) -> None:
-        """Keep the bytes of the three clocks, which somebody has counted.
-
-        Arguments:
-            counted: of an update, of a refresh and of every step.
-        """
-        self.__dict__["_flows"] = tuple(counted)
-
-    @cached_property
-    def _flows(self) -> tuple[Flows, ...]:
-        return tuple(self.flows(ops) for ops in self._clocks)
-
     @property
     def travels(self) -> bool:
         """Whether gradients leave their ranks at every step."""
         local = self.world.gradients_are_local
         moved = any(not isinstance(op, Precondition) for op in self.apply)
         return self.world_size > 1 and (local or moved)
-
-    @property
-    def _clocks(self) -> tuple[Sequence[Op], ...]:
-        return self.update, self.refresh, self.apply

@@ -290,7 +290,13 @@ class Structure(ABC):
         return self.dampings(kept, forms, damping)
 
 
-def decompose_factor(inverse: Inverse, form: Form, kept: Tensor, damping: Tensor) -> Parts | None:
+def decompose_factor(
+    inverse: Inverse,
+    form: Form,
+    kept: Tensor,
+    damping: Tensor,
+    rows: tuple[int, int] | None = None,
+) -> Parts | None:
     """The parts of a factor in its form ``[numel]``; ``None`` where it cannot be decomposed.
 
     Arguments:
@@ -298,10 +304,11 @@ def decompose_factor(inverse: Inverse, form: Form, kept: Tensor, damping: Tensor
         form: how the factor is kept; diagonal ones are decomposed entry by entry.
         kept: ``[form.numel]``, its numbers.
         damping: ``[form.batch]``, added to the diagonal by an inverse that damps factors.
+        rows: of the only part, where other ranks make the others; ``None`` are all parts.
     """
     if isinstance(form, DiagonalForm):
         return inverse.decompose_diagonal(form.values(kept), damping)
-    return contained(inverse, partial(form.dense, kept), damping)
+    return contained(inverse, partial(form.dense, kept), damping, rows)
 
 
 def plain(layer: AnyLayer) -> str:

@@ -1,10 +1,12 @@
 """Inverses of positive definite matrices by halves."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from natgrad.linalg import spd_inverse
-from natgrad.linalg.spd_inverse import cholesky_inverse, recursive_inverse_
+from natgrad.linalg.spd_inverse import cholesky_inverse, inverse_rows, recursive_inverse_
 
 
 def positive(d):
@@ -60,3 +62,22 @@ def test_float32():
     found = recursive_inverse_(matrix.float())
     assert found.dtype == torch.float32
     assert (found.double() @ matrix - torch.eye(300)).norm() < 1e-2
+
+
+@pytest.mark.parametrize("d", [1, 7, 200])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_rows_make_up_the_inverse(d, ranks):
+    torch.manual_seed(d)
+    root = torch.randn(d, d, dtype=torch.float64)
+    matrix = root @ root.mT + torch.eye(d, dtype=torch.float64)
+    before, expected = matrix.clone(), torch.linalg.inv(matrix)
+    ends = [index * d // ranks for index in range(ranks + 1)]
+    rows = [inverse_rows(matrix, a, b) for a, b in pairwise(ends)]
+    assert (torch.cat(rows) - expected).norm() <= 1e-11 * expected.norm()
+    assert torch.equal(matrix, before)
+    assert all(one.is_contiguous() for one in rows)
+
+
+def test_rows_of_a_matrix_that_has_no_inverse():
+    with pytest.raises(torch.linalg.LinAlgError):
+        inverse_rows(-torch.eye(3), 0, 2)

@@ -10,12 +10,18 @@ import pytest
 from natgrad.placement import (
     Cluster,
     CommOpt,
+    Gather,
     Hybrid,
     MemOpt,
+    Reduce,
     ReduceScatter,
+    Return,
     Route,
+    Share,
     World,
+    flows,
     simulate,
+    simulator,
 )
 from natgrad.specs import BlockSpec, FactorSpec, Piece
 from unit.placement.networks import chunked, ekfac, linear, mixed, resnet50, tensor_parallel
@@ -165,6 +171,29 @@ def over(blocks, size):
         part = replace(piece, holders=range(-(-rows // chunk)), chunk=chunk)
         found.append(replace(b, pieces=(part,)))
     return found
+
+
+def test_the_collectives_of_a_plan_are_counted_once(monkeypatch):
+    """For seconds, bytes and memory alike: of thousands of buckets that is nearly all the work."""
+    counted = []
+    count = flows.collectives_of
+
+    def watched(plan, ops, *others, **named):
+        counted.append((tuple(ops), others, named))
+        return count(plan, ops, *others, **named)
+
+    plan = Hybrid(1 / 4)(over(llama(1, 64, 96, 128, 32), 8), World(8, sharded=True))
+    for module in (flows, simulator):
+        monkeypatch.setattr(module, "collectives_of", watched)
+    simulate(plan, Cluster())
+    chosen = plan.renamed("another name")
+    for one in (plan, chosen):
+        assert one.most_memory > 0
+        assert one.sent(0).factors > 0
+        assert one.by_rank().rows
+    kinds = [{type(op) for op in ops} for ops, *_ in counted]
+    assert kinds == [{Reduce}, {Share}, {Gather}, {Return}]
+    assert "_calls" not in plan.__dict__  # which would be large
 
 
 @pytest.mark.slow

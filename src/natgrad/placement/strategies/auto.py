@@ -1,7 +1,7 @@
 """The cheapest placement that fits into memory, by simulation."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from natgrad.checks import check_positive_fields
 from natgrad.errors import SettingError
@@ -83,4 +83,4 @@ class Auto:
                 "too much: raise memory_limit to that, use more ranks, or a structure that keeps "
                 "less for the largest layers."
             )
-        return replace(best[2], strategy=f"Auto: {best[2].strategy}")
+        return best[2].renamed(f"Auto: {best[2].strategy}")

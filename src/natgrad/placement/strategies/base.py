@@ -23,6 +23,7 @@ from natgrad.placement.ops import (
     ReduceGradient,
     RefreshOp,
     Return,
+    Rows,
     Share,
     TotalGradients,
 )
@@ -51,11 +52,32 @@ class Duty:
 
     Arguments:
         workers: ranks that precondition it, at least one.
-        decomposers: by the name of each decomposed factor, the rank that decomposes it.
+        decomposers: by the name of each decomposed factor, the rank that decomposes it, or several
+            of the workers, each of which makes some rows of its inverse (`FactorSpec.split`).
     """
 
     workers: Ranks
-    decomposers: Mapping[str, int]
+    decomposers: Mapping[str, int | Ranks]
+
+    def ranks(self, name: str) -> Ranks:
+        """Who decomposes a factor.
+
+        Arguments:
+            name: of the factor.
+        """
+        found = self.decomposers[name]
+        return range(found, found + 1) if isinstance(found, int) else as_ranks(found)
+
+    def together(self, block: BlockSpec, name: str) -> Ranks:
+        """Where a factor must be known: who decomposes it, and, where the damping of one depends on
+        the others or some are merged, who decomposes any of them.
+
+        Arguments:
+            block: the one that this is the duty for.
+            name: of one of its factors that is not in a basis.
+        """
+        names = block.decomposed if block.together else (name,)
+        return as_ranks(rank for one in names for rank in self.ranks(one))
 
 
 def longest_first(costs: Sequence[float], machines: int) -> list[int]:
@@ -109,9 +131,10 @@ def assemble(
         for block, duty in reversed(pairs):  # as a backward pass meets them
             update += _reduces(block, duty)
     refresh: list[RefreshOp] = [
-        Decompose((block.name, name), duty.decomposers[name])
+        Decompose((block.name, name), rank, rows)
         for block, duty in pairs
         for name in block.decomposed
+        for rank, rows in _shared_out(block, duty, name)
     ]
     apply: list[ApplyOp] = []
     local = world.gradients_are_local and not alone
@@ -137,15 +160,31 @@ def _reduces(block: BlockSpec, duty: Duty) -> Iterator[Reduce]:
         if name in block.in_basis:
             yield Reduce((block.name, name), duty.workers)
         else:
-            owner = duty.decomposers[block.decomposed[0] if name in block.merged else name]
-            yield Reduce((block.name, name), range(owner, owner + 1))
+            yield Reduce((block.name, name), duty.together(block, name))
 
 
 def _shares(block: BlockSpec, duty: Duty, in_need: Ranks) -> Iterator[Share]:
     for name in block.decomposed:
-        source = duty.decomposers[name]
-        if len(in_need) > 1 or source not in in_need:
-            yield Share((block.name, name), source, as_ranks(in_need))
+        for source, rows in _shared_out(block, duty, name):
+            if len(in_need) > 1 or source not in in_need:
+                yield Share((block.name, name), source, as_ranks(in_need), rows)
+
+
+def _shared_out(block: BlockSpec, duty: Duty, name: str) -> Iterator[tuple[int, Rows | None]]:
+    """The ranks that decompose a factor, each with its rows of the inverse if they are several."""
+    ranks, dim = duty.ranks(name), block.factor(name).dim
+    if len(ranks) == 1:
+        yield ranks[0], None
+        return
+    fits = block.factor(name).can_be_split and not block.merged and not block.in_basis
+    if not fits or len(ranks) > dim or not all(rank in duty.workers for rank in ranks):
+        raise SettingError(
+            f"Factor {name} of block {block.name!r} is to be decomposed by ranks {tuple(ranks)} "
+            f"together, but only an inverse of {dim} rows that is made row by row, as Cholesky's, "
+            "can be shared out, and only among ranks that precondition with it: name one rank."
+        )
+    for index, rank in enumerate(ranks):
+        yield rank, (index * dim // len(ranks), (index + 1) * dim // len(ranks))
 
 
 def _gathers(block: BlockSpec, duty: Duty, world: World) -> Iterator[Gather]:

@@ -20,9 +20,11 @@ from natgrad.errors import SettingError
 from natgrad.placement.cluster import Cluster
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.plan import Plan
+from natgrad.placement.simulator import simulate
 from natgrad.placement.strategies.base import Duty, assemble, longest_first
+from natgrad.placement.strategies.sharing_out import Job, share_out
 from natgrad.placement.world import World
-from natgrad.specs import BlockSpec
+from natgrad.specs import BlockSpec, Ranks, as_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,7 @@ class Hybrid:
                 f"{allowed}."
             )
         name = f"Hybrid({Fraction(workers, world.size)})"
-        duties = grid(blocks, world, workers, self.cost)
-        return assemble(name, blocks, world, duties, cluster=self.cluster)
+        return placed(name, blocks, world, workers, self.cost, self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,7 @@ class CommOpt:
     cluster: Cluster = field(default=Cluster(), kw_only=True, repr=False)
 
     def __call__(self, blocks: Sequence[BlockSpec], world: World) -> Plan:
-        duties = grid(blocks, world, world.size, self.cost)
-        return assemble("CommOpt()", blocks, world, duties, cluster=self.cluster)
+        return placed("CommOpt()", blocks, world, world.size, self.cost, self.cluster)
 
 
 def divisors(size: int) -> list[int]:
@@ -124,7 +124,41 @@ def some_divisors(size: int, most: int = 12) -> list[int]:
     return sorted({1, *near, size})
 
 
-def grid(blocks: Sequence[BlockSpec], world: World, workers: int, cost: CostModel) -> list[Duty]:
+def placed(
+    name: str,
+    blocks: Sequence[BlockSpec],
+    world: World,
+    workers: int,
+    cost: CostModel,
+    cluster: Cluster,
+) -> Plan:
+    """The plan of a grid: with decompositions that several ranks share out, if it is faster so.
+
+    Arguments:
+        name: of the placement, for print.
+        blocks: sizes of all blocks.
+        world: number of ranks, and how often what is done.
+        workers: ranks in a column, a divisor of the number of ranks.
+        cost: what decompositions and preconditioning cost.
+        cluster: speed of ranks and links.
+    """
+    alone, shared = (grid(blocks, world, workers, cost, one) for one in (None, cluster))
+    plan = assemble(name, blocks, world, alone, cluster=cluster)
+    if shared == alone:
+        return plan
+    other = assemble(name, blocks, world, shared, cluster=cluster)
+    often = world.update_every, world.refresh_every
+    before, after = (simulate(p, cluster, cost).step_seconds(*often) for p in (plan, other))
+    return other if after < before else plan
+
+
+def grid(
+    blocks: Sequence[BlockSpec],
+    world: World,
+    workers: int,
+    cost: CostModel,
+    cluster: Cluster | None = None,
+) -> list[Duty]:
     """Blocks go to columns of ``workers`` ranks each, by what they cost from one refresh to the
     next; then the factors of a column go to its ranks (Pauloski 2022, sec. 4.3).
 
@@ -133,7 +167,8 @@ def grid(blocks: Sequence[BlockSpec], world: World, workers: int, cost: CostMode
         world: number of ranks, and steps between two refreshes.
         workers: ranks in a column, a divisor of the number of ranks.
         cost: what decompositions and preconditioning cost, for balancing the load of the ranks.
-        cluster: whose links decide by which routes everything travels.
+        cluster: whose speed decides which decompositions several ranks share out; ``None`` shares
+            out none.
     """
     count = world.size // workers
     loads = [
@@ -142,14 +177,28 @@ def grid(blocks: Sequence[BlockSpec], world: World, workers: int, cost: CostMode
         for block in blocks
     ]
     column_of = longest_first(loads, count)
-    decomposers: list[dict[str, int]] = [{} for _ in blocks]
+    decomposers: list[dict[str, int | Ranks]] = [{} for _ in blocks]
     jobs_of: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
     for i, column in enumerate(column_of):
         jobs_of.setdefault(column, []).extend((i, names) for names in _units(blocks[i]))
-    for column, jobs in jobs_of.items():
-        costs = [sum(cost.decompose(blocks[i].factor(n)) for n in names) for i, names in jobs]
-        for (i, names), place in zip(jobs, longest_first(costs, workers), strict=True):
-            decomposers[i].update(dict.fromkeys(names, column + place * count))
+    if cluster is None or workers == 1:
+        for column, jobs in jobs_of.items():
+            costs = [sum(cost.decompose(blocks[i].factor(n)) for n in names) for i, names in jobs]
+            for (i, names), place in zip(jobs, longest_first(costs, workers), strict=True):
+                decomposers[i].update(dict.fromkeys(names, column + place * count))
+    else:
+        columns = {
+            column: [Job(blocks[i], names, cost, workers) for i, names in jobs]
+            for column, jobs in jobs_of.items()
+        }
+        shared = share_out(columns, workers, world, cluster)
+        for column, jobs in jobs_of.items():
+            for job, (i, names), places in zip(columns[column], jobs, shared[column], strict=True):
+                ranks = as_ranks(column + place * count for place in places)
+                for name in names:
+                    decomposers[i][name] = (
+                        ranks if len(ranks) > 1 and name in job.splits else ranks[0]
+                    )
     return [
         Duty(range(column, world.size, count), decomposers[i]) for i, column in enumerate(column_of)
     ]
