@@ -28,6 +28,12 @@ SECOND_ORDER = (
     "natgrad.MonteCarloFisher(), which looks at outputs alone, has no such path."
 )
 
+RECOMPUTED = (
+    "{} is in a checkpoint with use_reentrant=True, which makes a new graph in every backward "
+    "pass. Vectors of a Fisher that is not the empirical one, and a second backward pass over one "
+    "forward pass, cannot be counted there: pass use_reentrant=False to torch.utils.checkpoint."
+)
+
 
 class Backwards:
     """Of the time since the last step. ``parameters``: those whose gradients tell."""
