@@ -3,6 +3,7 @@
 # make quick        a look at all parts within two minutes: ruff, mypy, and a sample of the tests in one process
 # make check        ruff and mypy alone
 # make test-vision  the tests of Mask R-CNN, with torchvision in an environment of its own
+# make fuzz         random networks, worlds and training loops, beside oracles; MINUTES=60 or EXAMPLES=10000
 # make bench        the benchmarks: the better part of an hour, on a machine that does nothing else
 # make clean        removes both environments, caches and the demo's output
 
@@ -15,6 +16,11 @@ WORKERS ?= 4
 SAMPLE ?= 16
 BENCHMARKS ?= step_cost correlation quality distributed curvature
 DEMO   ?= demo
+# How long make fuzz runs: so many minutes, or, if that is 0, so many cases of each kind.
+MINUTES ?= 0
+EXAMPLES ?= 1000
+KIND   ?= all
+SEED   ?= 0
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
 COMPARED := --optimizers sgd,adamw,muon,soap,kfac,naturalmuon-mc --trials 4 --threads 1 --resume
 BIN    := $(VENV)/bin
@@ -22,7 +28,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-vision check bench clean
+.PHONY: help demo test quick test-vision check fuzz bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -53,6 +59,10 @@ test-vision: $(VISION)/vision.stamp
 check: $(VENV)/dev.stamp
 	@echo "check: ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet --diff .
 	@echo "check: mypy" && $(BIN)/mypy --no-error-summary
+
+fuzz: $(VENV)/dev.stamp
+	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --kind $(KIND) --seed $(SEED) \
+		--minutes $(MINUTES) --examples $(EXAMPLES)
 
 bench: $(VENV)/dev.stamp
 	@set -e; for name in $(BENCHMARKS); do \

@@ -30,6 +30,12 @@ SECOND_ORDER = (
     "natgrad.MonteCarloFisher(), which looks at outputs alone, has no such path."
 )
 
+RECOMPUTED = (
+    "{} is in a checkpoint with use_reentrant=True, which makes a new graph in every backward "
+    "pass. Vectors of a Fisher that is not the empirical one, and a second backward pass over one "
+    "forward pass, cannot be counted there: pass use_reentrant=False to torch.utils.checkpoint."
+)
+
 
 def reaches(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether the backward pass that is running computes gradients of any of these: not if all are

@@ -18,21 +18,29 @@ activation checkpointing, unused modules and evaluation passes all come out righ
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards, reaches
+from natgrad.capture.backwards import (
+    RECOMPUTED,
+    SECOND_ORDER,
+    THROWN_AWAY,
+    Backwards,
+    reaches,
+)
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
+from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
-from natgrad.capture.tensor_hooks import GradientHook, OutputHook, Use, View
+from natgrad.capture.tensor_hooks import GradientHook, OutputHook, Use, View, observed
 from natgrad.errors import CaptureError
+from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
 
 
@@ -56,7 +64,7 @@ class Capture:
         self.axes, self.chooser, self._cut = SampleAxes(root), chooser, Cutter()
         self.backwards = Backwards(p for block in blocks for p in block.parameters)
         self.current: Pass | None = None
-        self.inside = False  # the model's own forward is running
+        self.inside = False  # whether the model's own forward is running
         self.passes: list[Pass] = []
         # Where the backward pass of each output begins, and what is done as it does. Nothing that
         # the graph itself holds may hold its edges: it would never be freed.
@@ -66,7 +74,8 @@ class Capture:
         self._before: Pass | None = None
         self.restarted = False  # a pass before was thrown away
         self.expects_restarts = False  # which is as it should be
-        self.second_order = ""  # a layer whose gradient the loss depends on
+        # Layers: one whose gradient the loss depends on, one without a graph before the backward.
+        self.second_order = self.recomputed = ""
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
 
@@ -102,7 +111,7 @@ class Capture:
         wanted: list[Registration] = []
         for module, uses in watched.items():
             if isinstance(uses[0][1], Projection):
-                watch = _ProjectionHooks(self, uses)
+                watch = ProjectionHooks(self, uses)
                 wanted += [
                     (module.register_forward_pre_hook, watch.enter, {"with_kwargs": True}),
                     # Also after an exception, or the mode would stay on for good.
@@ -136,7 +145,7 @@ class Capture:
         for hook in self.waiting:
             hook.kept = None
         self.waiting = {}
-        self.restarted, self.second_order = False, ""
+        self.restarted, self.second_order, self.recomputed = False, "", ""
         self.backwards.forget()
 
     def samples(self) -> int | None:
@@ -155,6 +164,8 @@ class Capture:
                 "gradients and statistics is still there: call optimizer.zero_grad() and "
                 "kfac.discard() after such a failure, and do the batch again."
             )
+        if self.recomputed:
+            raise CaptureError(RECOMPUTED.format(self.recomputed))
         for hook in list(self.waiting):
             hook.finish()
         found = [this.doubt for this in self.passes if this.doubt and counted]
@@ -218,8 +229,7 @@ class Capture:
         if before and self.on_restart is not None and self.backwards.thrown_away():
             current = self.current
             self.on_restart()
-            self.current = current
-            self.restarted = not self.expects_restarts
+            self.current, self.restarted = current, not self.expects_restarts
         this.returned = True
         this.settle()
         self.passes.append(this)
@@ -230,10 +240,18 @@ class Capture:
         assert this is not None  # the call was counted
         x = self._cut.early(*use, x, this)
         this.hooked[block] += 1
-        if self.taping:
+        this.recomputed[block] += in_backward()
+        if in_backward() and (self.taping or this.hooked[block] > this.calls[block]):
+            out.register_hook(partial(self._too_late, use[1]))
+        elif self.taping:
             this.tape.append((use, x, get_gradient_edge(out), view))
         else:
             out.register_hook(GradientHook(self, use, x, this, view))
+
+    def _too_late(self, layer: Layer[Any], g: Tensor) -> None:
+        """A gradient for an output that was not there as the backward pass began."""
+        if self.root not in observed and not torch.is_grad_enabled():
+            self.recomputed = f"{layer.kind} {layer.name!r}"
 
     def count_call(self, block: Block, rows: int) -> bool:
         """Count a call on so many rows; returns whether its output needs a hook.
@@ -247,7 +265,8 @@ class Capture:
             self.backwards.outside()
             this = self.current = Pass()  # not the model itself, only a part of it
         if again and not this.again:
-            return this.hooked[block] < this.calls[block]
+            # A reentrant one has a new graph in every backward pass.
+            return this.hooked[block] < this.calls[block] or this.recomputed[block] > 0
         this.calls[block] += 1
         if block.region_terms is None:
             this.seen[rows] += 1
@@ -261,33 +280,6 @@ class Capture:
         if not (block.structure.pooled or self.taping or this.chosen is not None):
             return use
         return block, self.axes.facing(layer, x, this.samples)
-
-
-class _ProjectionHooks:
-    """Watches the projections in a module that calls functions on its weights."""
-
-    def __init__(self, capture: Capture, uses: list[Use]) -> None:
-        self.capture = capture
-        self.blocks = {layer: block for block, layer in uses if isinstance(layer, Projection)}
-        self.entered: list[ExitStack] = []
-
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        while self.entered:  # a KeyboardInterrupt runs no hook, so the last call did not leave
-            self.entered.pop().close()
-        layers = list(self.blocks)
-        watch = layers[0].watch(layers, self.seen, (*args, *kwargs.values()))
-        self.entered.append(ExitStack())
-        self.entered[-1].enter_context(watch)
-
-    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self.entered:  # not if another hook failed before the mode was entered
-            self.entered.pop().close()
-
-    def seen(self, layer: Projection[Any], x: Any, out: Tensor, view: View) -> None:
-        capture, block = self.capture, self.blocks[layer]
-        rows = len(x) if isinstance(x, Tensor) else x.count
-        if capture.count_call(block, rows) and out.requires_grad and torch.is_grad_enabled():
-            capture.watch_gradient((block, layer), x, out, view)
 
 
 class _ForwardHook:

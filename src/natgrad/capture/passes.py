@@ -39,6 +39,7 @@ class Pass:
         self.doubt = ""
         self.calls: Counter[Block] = Counter()
         self.hooked: Counter[Block] = Counter()
+        self.recomputed: Counter[Block] = Counter()  # those of them inside of the backward pass
         self.added: Counter[Block] = Counter()
         self.arrived: Counter[tuple[Block, int]] = Counter()
         self.pending: dict[tuple[Block, str, int], list[tuple[Tensor, ...]]] = {}

@@ -290,6 +290,35 @@ class TestBackwards:
             kfac.step()
             optimizer.step()
 
+    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize("curvature", [None, natgrad.ExactFisher()], ids=["two", "exact"])
+    def test_graphs_that_every_backward_pass_makes_anew(self, curvature, reentrant):
+        """A reentrant checkpoint runs again in each of two backward passes, and after the vectors
+        of a Fisher were sent back: its layers would be left out, or counted in parts."""
+        model = Parts()
+        kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=1, curvature=curvature)
+        out = model.head(
+            checkpoint(model.encode, X.clone().requires_grad_(), use_reentrant=reentrant)
+        )
+        if curvature is not None:
+            kfac.observe(out)
+        loss = F.cross_entropy(out, Y)
+        if curvature is None:
+            (0.3 * loss).backward(retain_graph=True)
+            loss = 0.7 * loss
+        loss.backward()
+        if reentrant:
+            with pytest.raises(CaptureError, match=r"Linear '\w+' is in a checkpoint with use_re"):
+                kfac.step()
+            return
+        kfac.step()
+        whole = Parts()
+        its = KFAC(whole, kl_clip=None, update_every=1, refresh_every=1, curvature=curvature)
+        F.cross_entropy(whole(X), Y).backward()
+        its.step()
+        for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+
     def test_observed_after_another_forward_pass(self):
         model = Parts()
         kfac = KFAC(model, kl_clip=None, curvature=natgrad.MonteCarloFisher())
