@@ -36,6 +36,7 @@ from natgrad.lengths import Length, Rms
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.preconditioner import KFAC
 from natgrad.schedules import Schedule
+from natgrad.structures import MAX_DIM
 
 Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
@@ -72,6 +73,8 @@ class NaturalMuon(Optimizer):
         exclude: patterns of module names, or modules, that are left to AdamW.
         split: rows of the matrices that lie in one weight, by patterns of module names; None finds
             fused projections (query, key and value; gate and up) by their usual names.
+        max_dim: widest factor of a layer that is kept whole; of a wider one diagonal blocks or the
+            diagonal. None keeps all of them whole.
         loss: which axis of the batch the samples are on, and terms that differ between layers.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
@@ -102,6 +105,7 @@ class NaturalMuon(Optimizer):
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
         split: Split | None = None,
+        max_dim: int | None = MAX_DIM,
         loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
@@ -134,6 +138,7 @@ class NaturalMuon(Optimizer):
             include=include,
             exclude=[*_patterns(exclude), *norms],
             split=split,
+            max_dim=max_dim,
             loss=loss,
             distributed=distributed,
             factor_dtype=factor_dtype,

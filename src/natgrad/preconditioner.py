@@ -59,7 +59,7 @@ from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
-from natgrad.structures import Identity
+from natgrad.structures import MAX_DIM, Identity
 
 
 class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
@@ -101,6 +101,8 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         exclude: patterns of module names, or modules, that keep their plain gradients.
         split: rows of the matrices that lie in one weight, by patterns of module names, such as
             ``{"*.c_attn": (d, d, d)}``; None finds fused projections by their usual names.
+        max_dim: widest factor that is kept whole, of wider ones only diagonal blocks or a diagonal
+            (``coverage()`` says of which); None keeps all of them whole.
         loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
@@ -131,6 +133,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
         split: Split | None = None,
+        max_dim: int | None = MAX_DIM,
         loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
@@ -148,6 +151,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
                 damping, factor_decay, kl_clip, norm_damping, momentum, loss
             )
             motion, some = motion_of(geometry, length, momentum), subsample_of(statistics)
+            arguments.check_max_dim(max_dim)
             arguments.check_tensors(factor_dtype, half_products, scaler)
             clip = None if motion.length else kl_clip
             arguments.check_optimizers(model, optimizers, clip, scaler)
@@ -171,6 +175,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
                 half_products,
                 loss.axes_of_modules,
                 split,
+                max_dim,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)

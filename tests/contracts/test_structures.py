@@ -23,6 +23,8 @@ CHOICES = [
         Diagonal(),
         Full(),
         InputsOnly(),
+        Kronecker(input_block=2, gradient_block=2),
+        EKFAC(input_block=2, gradient_block=1),
     )
     for inverse in (Eigen(), Cholesky(), *OWN_INVERSES)
     if not isinstance(structure, EKFAC) or isinstance(inverse, Diagonalization)

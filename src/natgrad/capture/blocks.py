@@ -23,9 +23,9 @@ from natgrad.errors import SettingError
 from natgrad.inverses import Decomposed, DecomposedFactor, Inverse, Parts
 from natgrad.layers import Layer
 from natgrad.layers.base import real
-from natgrad.linalg.forms import DiagonalForm, Form
+from natgrad.linalg.forms import Form
 from natgrad.structures import Structure, Sum, Sums
-from natgrad.structures.base import decompose_factor
+from natgrad.structures.decomposition import decompose_factor, factor_error
 
 Rows = tuple[int, int]  # (start, stop)
 
@@ -109,7 +109,10 @@ class Block:
         spec = self.forms[name].spec
         if name in self.structure.in_basis:
             return ((spec.batch, spec.dim),)
-        return self.inverse.diagonal_shapes(spec) if spec.diagonal else self.inverse.shapes(spec)
+        if spec.diagonal:
+            return self.inverse.diagonal_shapes(spec)
+        each = (self.inverse.shapes(own) for own in self.forms[name].section_specs)
+        return tuple(shape for shapes in each for shape in shapes)
 
     def lose(self, reason: str) -> None:
         """One of the parameters was replaced, resized or frozen, so that the block preconditions
@@ -246,10 +249,10 @@ class Block:
     def _decomposed_factors(self, parts: Mapping[str, Parts]) -> dict[str, DecomposedFactor]:
         return {
             name: DecomposedFactor(
-                self.inverse, parts[name], self.forms[name].dim, self.forms[name].diagonal
+                self.inverse, parts[name], form.dim, form.diagonal, form.sections
             )
             for name in self.decomposes
-            if name in parts
+            if name in parts and (form := self.forms[name])
         }
 
     def _write(self, name: str, parts: Parts) -> None:
@@ -273,11 +276,9 @@ class Block:
         matrices = self.structure.matrices(self.kept(), self.forms)
         if name not in matrices or name not in self.parts:
             return float("inf")
-        form, parts = self.forms[name], self.parts[name]
         own = self._dampings(matrices, damping)[name]
-        if isinstance(form, DiagonalForm):
-            return float(self.inverse.diagonal_error(parts, form.values(matrices[name]), own))
-        return float(self.inverse.error(parts, form.dense(matrices[name]), own))
+        form, parts = self.forms[name], self.parts[name]
+        return factor_error(self.inverse, form, parts, matrices[name], own)
 
     def _dampings(self, matrices: dict[str, Tensor], damping: Damping) -> dict[str, Tensor]:
         return self.structure.factor_dampings(matrices, self.forms, self.inverse, damping)

@@ -10,7 +10,7 @@ comes first and says how the weight is a matrix, and the head becomes a `TiedHea
 `natgrad.structures.kronecker` merges with the embedding's.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -56,6 +56,7 @@ class Choice:
     half_products: bool | None = None
     axes: Mapping[str, int] = field(default_factory=dict)
     split: Split | None = None
+    max_dim: int | None = None
 
 
 def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
@@ -90,7 +91,7 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
         Block(
             group[0].name,
             group,
-            _structure(group[0], choice),
+            _structure(group, choice),
             choice.inverse,
             choice.factor_dtype,
             _region_terms(group, choice),
@@ -127,8 +128,8 @@ def default_structure(layer: Layer[Any]) -> Structure:
     return UnitWise() if isinstance(layer, Elementwise) else Kronecker()
 
 
-def _structure(layer: Layer[Any], choice: Choice) -> Structure:
-    wanted = choice.structure
+def _structure(group: Sequence[Layer[Any]], choice: Choice) -> Structure:
+    layer, wanted = group[0], choice.structure
     if wanted is None:
         chosen = default_structure(layer)
     elif isinstance(wanted, Structure):
@@ -142,7 +143,7 @@ def _structure(layer: Layer[Any], choice: Choice) -> Structure:
                 f"{layer.name!r}; return a structure such as natgrad.Kronecker()."
             )
     chosen.check(choice.inverse)
-    return chosen
+    return chosen if choice.max_dim is None else chosen.narrowed(group, choice.max_dim)
 
 
 def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:

@@ -2,8 +2,9 @@
 
 from natgrad.inverses.base import ExplicitInverse, Inverse, Parts, contained
 from natgrad.inverses.cholesky import Cholesky
-from natgrad.inverses.decomposed import Decomposed, DecomposedFactor
+from natgrad.inverses.decomposed import Decomposed
 from natgrad.inverses.eigen import Eigen
+from natgrad.inverses.factor import DecomposedFactor
 from natgrad.inverses.functions import DampedPower, Function
 from natgrad.inverses.spectral import Basis, Diagonalization
 from natgrad.specs import FactorCost, FactorSpec

@@ -29,12 +29,8 @@ import torch
 from torch import Tensor
 
 from natgrad.errors import CoverageError
-from natgrad.inverses.decomposed import (
-    Decomposed,
-    DecomposedFactor,
-    FactorBlocks,
-    FactorProduct,
-)
+from natgrad.inverses.decomposed import Decomposed, FactorBlocks, FactorProduct
+from natgrad.inverses.factor import DecomposedFactor
 from natgrad.linalg.products import product
 from natgrad.specs import FactorCost, FactorSpec, Routine
 

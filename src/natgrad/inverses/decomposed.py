@@ -17,77 +17,16 @@ drops what was computed from them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from natgrad.damping import Damping
+from natgrad.inverses.factor import DecomposedFactor, solved_rows, spectrum
 from natgrad.inverses.functions import DampedPower, Function
+from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.products import scaled, two_sided
 from natgrad.specs import AppliedRoom
-
-if TYPE_CHECKING:
-    from natgrad.inverses.base import Inverse, Parts
-
-
-@dataclass(frozen=True)
-class DecomposedFactor:
-    """One factor ``[b, d, d]`` after its decomposition; only ``inverse`` looks into the parts.
-
-    Arguments:
-        inverse: what decomposed it.
-        parts: what ``decompose`` or ``decompose_diagonal`` gave, tensors with a leading ``b``.
-        dim: ``d``.
-        diagonal: whether the factor is a diagonal one; its parts are the same for all inverses that
-            damp factors, ``1 / (values + damping) [b, d]``.
-    """
-
-    inverse: "Inverse"
-    parts: "Parts"
-    dim: int
-    diagonal: bool = False
-
-    def explicit(self) -> Tensor | None:
-        """The damped inverse ``[b, d, d]``, ``[b, d]`` of a diagonal one, if it is kept as such."""
-        return self.parts[0] if self.diagonal else self.inverse.explicit(self.parts)
-
-    def power(self, m: Tensor, exponent: float) -> Tensor:
-        """``(factor + damping I)^exponent m``, with the damping of the decomposition; a
-        `Diagonalization` has none there.
-
-        Arguments:
-            m: ``[b, d, k]``.
-            exponent: -1 is the inverse, -1/2 its root, 1 the damped factor itself.
-        """
-        if self.diagonal:
-            inverse = self.parts[0]
-            return scaled(inverse if exponent == -1 else inverse.pow(-exponent), m)
-        if exponent == -1:
-            return self.inverse.solve(self.parts, m)
-        return self.inverse.apply_power(self.parts, m, exponent)
-
-    def matrix(self, exponent: float) -> Tensor:
-        """The same power as a matrix ``[b, d, d]``, or its diagonal ``[b, d]`` where it is one.
-
-        Arguments:
-            exponent: as for `power`.
-        """
-        first = self.parts[0]
-        if self.diagonal:
-            return first.pow(-exponent)
-        eye = torch.eye(self.dim, dtype=first.dtype, device=first.device)
-        return self.power(eye.expand(len(first), -1, -1), exponent)
-
-    def power_rows(self, m: Tensor, exponent: float) -> Tensor:
-        """``m (factor + damping I)^exponent``.
-
-        Arguments:
-            m: ``[b, k, d]``.
-            exponent: as for `power`.
-        """
-        return self.power(m.mT.contiguous(), exponent).mT
 
 
 class Decomposed(ABC):
@@ -196,7 +135,8 @@ class FactorBlocks(Decomposed):
         if isinstance(function, DampedPower):
             found = self._power(m, function.exponent)
         else:
-            values, vectors = _spectrum(self.factor)
+            values, vectors = spectrum(self.factor)
+            assert not isinstance(vectors, BlockDiagonal)  # pieces are blocks already
             found = self._cut(m) if vectors is None else vectors.mT @ self._cut(m)
             found = scaled(function(values), found)
             found = (found if vectors is None else vectors @ found).view(m.shape)
@@ -232,7 +172,7 @@ class FactorProduct(Decomposed):
         self.g, self.a = g, a
         self._explicit = all(f is None or f.explicit() is not None for f in (g, a))
         self._whitens: float | None = None
-        self._roots: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._roots: tuple[Matrix | None, Matrix | None] = (None, None)
 
     def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
         if not isinstance(function, DampedPower):
@@ -262,10 +202,11 @@ class FactorProduct(Decomposed):
 
     def outer(self, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
         """Each side by itself: with fewer rows than the layer is wide that is less work."""
-        return _solved_rows(self.g, g), _solved_rows(self.a, a)
+        return solved_rows(self.g, g), solved_rows(self.a, a)
 
     def tensors(self) -> Iterator[Tensor]:
-        yield from (root for root in self._roots if root is not None)
+        for root in self._roots:
+            yield from numbers_of(root)
 
     def forget(self) -> None:
         self._whitens, self._roots = None, (None, None)
@@ -284,20 +225,33 @@ class FactorProduct(Decomposed):
     def _spectral(self, function: Function, m: Tensor) -> Tensor:
         """By eigenvalues that are computed for it: slow, for functions that are no power."""
         ones = m.new_ones(len(m), 1)  # the eigenvalues of an identity
-        lg, qg = (ones, None) if self.g is None else _spectrum(self.g)
-        la, qa = (ones, None) if self.a is None else _spectrum(self.a)
+        lg, qg = (ones, None) if self.g is None else spectrum(self.g)
+        la, qa = (ones, None) if self.a is None else spectrum(self.a)
         values = (lg.unsqueeze(2) * la.unsqueeze(1)).expand_as(m)
         rotated = sandwiched(None if qg is None else qg.mT, m, qa) * function(values)
         return sandwiched(qg, rotated, None if qa is None else qa.mT)
 
 
+def numbers_of(matrix: Matrix | None) -> Iterator[Tensor]:
+    """The tensors that a matrix is made of.
+
+    Arguments:
+        matrix: dense, a diagonal or in blocks; ``None`` has none.
+    """
+    if isinstance(matrix, BlockDiagonal):
+        yield from matrix.sections
+    elif matrix is not None:
+        yield matrix
+
+
 def sandwiched(
-    left: Tensor | None, m: Tensor, right: Tensor | None, out: Tensor | None = None
+    left: Matrix | None, m: Tensor, right: Matrix | None, out: Tensor | None = None
 ) -> Tensor:
     """``left m right``.
 
     Arguments:
-        left: ``[b, r, r]``, a diagonal ``[b, r]``, or ``None`` for the identity.
+        left: ``[b, r, r]``, whole or in blocks, a diagonal ``[b, r]``, or ``None`` for the
+            identity.
         m: ``[b, r, c]``.
         right: ``[b, c, c]``, ``[b, c]``, or ``None``.
         out: ``[b, r, c]``, where the result is written; ``None`` makes a new tensor.
@@ -305,32 +259,8 @@ def sandwiched(
     empty = m.new_empty(0)
     first, last = (empty if side is None or side.ndim == 2 else side for side in (left, right))
     out = two_sided(first, m, last, torch.empty_like(m) if out is None else out)
-    if left is not None and left.ndim == 2:
+    if isinstance(left, Tensor) and left.ndim == 2:
         out *= left.unsqueeze(2)
-    if right is not None and right.ndim == 2:
+    if isinstance(right, Tensor) and right.ndim == 2:
         out *= right.unsqueeze(1)
     return out
-
-
-def _solved_rows(factor: DecomposedFactor | None, rows: Tensor) -> Tensor:
-    """``rows (factor + damping I)^-1`` for ``rows [k, d]``, or ``[k, d - 1]`` with a 1 behind."""
-    if factor is None:
-        return rows
-    inverse = factor.explicit()
-    if inverse is not None and inverse.ndim == 3:
-        if rows.shape[1] == inverse.shape[1]:
-            return rows @ inverse[0]
-        # The constant 1 multiplies the last row; it is never written out beside the activations.
-        return torch.addmm(inverse[0, -1], rows, inverse[0, :-1])
-    if rows.shape[1] < factor.dim:
-        rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-    return factor.power_rows(rows.unsqueeze(0), -1.0)[0]
-
-
-def _spectrum(factor: DecomposedFactor) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues ``[b, d]`` and eigenvectors ``[b, d, d]`` of a damped factor. A diagonal one,
-    which may be as wide as a vocabulary, needs no vectors."""
-    if factor.diagonal:
-        return factor.parts[0].reciprocal(), None
-    values, vectors = torch.linalg.eigh(factor.inverse.dense(factor.parts, factor.dim))
-    return values.reciprocal(), vectors

@@ -9,7 +9,7 @@ four products, and with ``f(l) = 1 / (l + damping)`` exactly the damped inverse 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from natgrad.damping import Damping, Relative
 from natgrad.inverses.base import Inverse, Parts
-from natgrad.inverses.decomposed import Decomposed, DecomposedFactor, sandwiched
+from natgrad.inverses.decomposed import Decomposed, numbers_of, sandwiched
+from natgrad.inverses.factor import DecomposedFactor
 from natgrad.inverses.functions import DampedPower, Function, damped, relative
+from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.products import filtered, product, scaled
 from natgrad.specs import AppliedRoom, FactorCost, FactorSpec
 
@@ -32,7 +34,7 @@ class Basis(NamedTuple):
         values: ``[b, d]``, eigenvalues, none of them negative.
     """
 
-    rows: Tensor
+    rows: Matrix
     values: Tensor
 
     @property
@@ -45,16 +47,27 @@ class Basis(NamedTuple):
         Arguments:
             t: ``[b, n, s, d]``, vectors along the last axis.
         """
-        return t if self.is_identity else t @ self.rows.mT.unsqueeze(1)
+        if self.is_identity:
+            return t
+        if isinstance(self.rows, BlockDiagonal):
+            return self.rows.mT.right_of(t.flatten(1, 2)).view(t.shape)
+        return t @ self.rows.mT.unsqueeze(1)
 
-    def root(self, function: Function) -> Tensor:
+    def root(self, function: Function) -> Matrix:
         """``Q f(values) Q^T [b, d, d]``, or ``f(values) [b, d]`` where ``Q`` is the identity.
 
         Arguments:
             function: ``f`` of eigenvalues, entry by entry, such as ``DampedPower(-0.5)``.
         """
         scale = function(self.values)
-        return scale if self.is_identity else self.rows.mT @ scaled(scale, self.rows)
+        if self.is_identity:
+            return scale
+        if isinstance(self.rows, BlockDiagonal):
+            return self.rows.mT.times(self.rows.scaled_rows(scale))
+        return self.rows.mT @ scaled(scale, self.rows)
+
+
+Bases = tuple[Basis | None, Basis | None]
 
 
 class Diagonalization(Inverse):
@@ -79,6 +92,14 @@ class Diagonalization(Inverse):
         if factor.diagonal:
             (values,) = factor.parts
             return Basis(values.new_empty(len(values), 0), values)
+        if factor.sections:
+            rows, values_of = [], []
+            for _, count, one in factor.in_sections():
+                basis = self.basis(one.parts)
+                assert isinstance(basis.rows, Tensor)
+                rows.append(basis.rows.unflatten(0, (-1, count)))
+                values_of.append(basis.values.unflatten(0, (-1, count)).flatten(1))
+            return Basis(BlockDiagonal(rows), torch.cat(values_of, 1))
         return self.basis(factor.parts)
 
     def solve(self, parts: Parts, m: Tensor) -> Tensor:
@@ -92,6 +113,7 @@ class Diagonalization(Inverse):
     def error(self, parts: Parts, matrix: Tensor, damping: Tensor) -> Tensor:
         """``|Q^T F Q - diag| / |F|``: what is left beside the diagonal in the old basis."""
         rows, _ = self.basis(parts)
+        assert isinstance(rows, Tensor)
         rotated = rows @ matrix @ rows.mT
         total = rotated.norm()
         beside = rotated - torch.diag_embed(rotated.diagonal(dim1=1, dim2=2))
@@ -115,11 +137,17 @@ class Diagonalization(Inverse):
         return SpectralBlocks(self.basis_of(factor))
 
     def kronecker(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> Decomposed:
-        left, right = (None if f is None else self.basis_of(f) for f in (g, a))
-        return SpectralProduct(left, right)
+        def bases() -> Bases:
+            left, right = (None if f is None else self.basis_of(f) for f in (g, a))
+            return left, right
+
+        return SpectralProduct(*bases(), again=bases)
 
     def rotated(self, g: DecomposedFactor, a: DecomposedFactor, values: Tensor) -> Decomposed:
-        return SpectralProduct(self.basis_of(g), self.basis_of(a), values)
+        def bases() -> Bases:
+            return self.basis_of(g), self.basis_of(a)
+
+        return SpectralProduct(*bases(), values, bases)
 
 
 class SpectralBlocks(Decomposed):
@@ -147,9 +175,10 @@ class SpectralBlocks(Decomposed):
     def rotate_back(self, m: Tensor) -> Tensor:
         return self._turned(self.basis.rows.mT, m)
 
-    def _turned(self, rows: Tensor, m: Tensor) -> Tensor:
+    def _turned(self, rows: Matrix, m: Tensor) -> Tensor:
         if self.basis.is_identity:
             return m.clone()
+        assert isinstance(rows, Tensor)  # pieces are blocks already
         return (rows @ m.reshape(len(rows), -1, 1)).view(m.shape)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -168,14 +197,22 @@ class SpectralProduct(Decomposed):
         g: of the factor over rows; ``None`` is the identity.
         a: of the factor over columns; ``None`` is the identity, though not of both.
         values: ``[b, rows * cols]``, eigenvalues in that basis; ``None`` is ``l_G l_A^T``.
+        again: gives both bases as they are after the parts were overwritten; ``None`` if they are
+            views of them. Eigenvalues of blocks of two sizes are no view of anything.
     """
 
-    def __init__(self, g: Basis | None, a: Basis | None, values: Tensor | None = None) -> None:
-        self.g, self.a, self.given = g, a, values
+    def __init__(
+        self,
+        g: Basis | None,
+        a: Basis | None,
+        values: Tensor | None = None,
+        again: Callable[[], Bases] | None = None,
+    ) -> None:
+        self.g, self.a, self.given, self._again = g, a, values, again
         self._function: Function | None = None
         self._scale: Tensor | None = None
         self._whitens: tuple[float, Damping] | None = None
-        self._roots: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._roots: tuple[Matrix | None, Matrix | None] = (None, None)
 
     def values(self, shape: torch.Size) -> Tensor:
         """All eigenvalues, in that shape.
@@ -214,6 +251,9 @@ class SpectralProduct(Decomposed):
             return None
         if self.a.is_identity:
             return m * self.a.values.unsqueeze(1)
+        if isinstance(self.a.rows, BlockDiagonal):
+            turned = self.a.rows.mT.right_of(m) * self.a.values.unsqueeze(1)
+            return self.a.rows.right_of(turned)
         return (m @ self.a.rows.mT * self.a.values.unsqueeze(1)) @ self.a.rows
 
     @property
@@ -243,8 +283,8 @@ class SpectralProduct(Decomposed):
 
     def _filtered(self, m: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
         empty = m.new_empty(0)
-        rows_g = empty if self.g is None else self.g.rows
-        rows_a = empty if self.a is None else self.a.rows
+        rows_g: Matrix = empty if self.g is None else self.g.rows
+        rows_a: Matrix = empty if self.a is None else self.a.rows
         return filtered(rows_g, rows_a, m, scale, torch.empty_like(m) if out is None else out)
 
     def room(self, numel: int) -> AppliedRoom:
@@ -254,11 +294,14 @@ class SpectralProduct(Decomposed):
         return AppliedRoom(prepared=numel, scratch=2 * numel, passing=passing)
 
     def tensors(self) -> Iterator[Tensor]:
-        yield from (t for t in (self._scale, *self._roots) if t is not None)
+        for matrix in (self._scale, *self._roots):
+            yield from numbers_of(matrix)
 
     def forget(self) -> None:
         self._function = self._scale = self._whitens = None
         self._roots = (None, None)
+        if self._again is not None:
+            self.g, self.a = self._again()
 
 
 def _split(lg: Tensor, la: Tensor, damping: Damping) -> tuple[Tensor, Tensor]:
@@ -270,7 +313,7 @@ def _split(lg: Tensor, la: Tensor, damping: Damping) -> tuple[Tensor, Tensor]:
     return damping**0.5 / pi, damping**0.5 * pi
 
 
-def _filtered_columns(rows: Tensor, scale: Tensor, m: Tensor) -> Tensor:
+def _filtered_columns(rows: Matrix, scale: Tensor, m: Tensor) -> Tensor:
     """``Q diag(scale) Q^T m`` for ``m [b, d, k]``."""
     if rows.numel() == 0:
         return scaled(scale, m)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
+from natgrad.checks import check_whole
 from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
 from natgrad.geometry import Geometry
@@ -78,6 +79,11 @@ def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
             f"structure is {structure!r} but must be a structure or a function of a layer: pass an "
             "object such as natgrad.Kronecker()."
         )
+
+
+def check_max_dim(max_dim: Any) -> None:
+    if max_dim is not None:
+        check_whole(max_dim, "max_dim", low=1)
 
 
 def check_motion(geometry: Any, length: Any, inverse: Inverse) -> None:

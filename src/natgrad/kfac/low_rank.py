@@ -142,8 +142,11 @@ def _candidate(block: Block) -> bool:
 
 def _pays(k: int, block: Block) -> bool:
     _, rows, cols = block.shape
-    thin = k * (rows * rows + cols * cols + rows * cols)
-    return thin < 0.9 * rows * cols * (rows + cols)
+    # Columns that meet in a product: all of a side, those of a block, or one of a diagonal.
+    own = {name: 1 if form.diagonal else form.spec.dim for name, form in block.forms.items()}
+    g, a = own["G"], own["A"]
+    thin = k * (rows * g + cols * a + rows * cols)
+    return thin < 0.9 * rows * cols * (g + a)
 
 
 def _close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -47,7 +47,7 @@ class Refresh:
         self.blocks = list(team.blocks.values())
         # The dimension of the largest factor, and each factor's clock.
         self.largest = {
-            b: max((form.dim for form in b.forms.values()), default=0) for b in self.blocks
+            b: max((form.spec.dim for form in b.forms.values()), default=0) for b in self.blocks
         }
         self._shares = [op for op in team.plan.refresh if isinstance(op, Share)]
         self._sent = {op.factor for op in self._shares if op.source == team.rank}

@@ -14,6 +14,8 @@ from natgrad.capture.stopwatch import Stopwatch
 from natgrad.comm import Communicator
 from natgrad.kfac.settings import Values
 from natgrad.kfac.stacks import Stack
+from natgrad.layers import SharedInput
+from natgrad.linalg.forms import Form
 from natgrad.linalg.workspace import held
 from natgrad.tables import Column, Table, bytes_text, seconds_text
 
@@ -70,10 +72,34 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
     footer = (
         f"{numbers['covered']:,} of {trained:,} trained parameters preconditioned ({share:.1f}%)"
     )
+    if narrow := _narrowed(blocks):
+        footer += f"\n{narrow}"
     columns = ("parameter", "shape", "layer", "structure", "state")
     return Coverage(
         "Coverage", tuple(map(Column, columns)), tuple(rows), footer, covered=done, uncovered=left
     )
+
+
+def _narrowed(blocks: list[Block]) -> str:
+    """What is kept in part for its width, and what to do about it."""
+    wide = sum(bool(_in_part(block)) for block in blocks)
+    if not wide:
+        return ""
+    return (
+        f"{wide} block{' keeps' if wide == 1 else 's keep'} only diagonal blocks, or the diagonal "
+        "(size 1), of factors that are wide: max_dim=None keeps all of them whole, "
+        "structure=Kronecker(input_block=...) larger blocks"
+    )
+
+
+def _in_part(block: Block) -> list[Form]:
+    """Factors of which blocks are kept, or a diagonal where the layer itself has more."""
+    layer = block.layers[0]
+    if not isinstance(layer, SharedInput):
+        return []
+    own = {"A": layer.input_form(), "G": layer.gradient_form()}
+    kept = {name: form for name, form in block.forms.items() if name in own}
+    return [f for n, f in kept.items() if f.sections or (f.diagonal and not own[n].diagonal)]
 
 
 def _left(parameter: Tensor, block: Block | None, why: Uncovered | None) -> tuple[str, str]:

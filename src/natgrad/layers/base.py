@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from natgrad.layers.axes import grouped, per_sample, piece
 from natgrad.layers.axes import real as real
 from natgrad.layers.axes import trainable as trainable
-from natgrad.linalg.forms import Form, Triangle
+from natgrad.linalg.forms import Form, RowForm, Triangle
 
 M = TypeVar("M", bound=nn.Module)
 Read = Callable[[nn.Parameter], Tensor]
@@ -261,11 +261,11 @@ class SharedInput(Layer[M]):
 
         Arguments:
             x: what `keep` kept of a forward call, ``n`` samples.
-            form: how A is kept, as `input_form` gives it.
+            form: how A is kept, as `input_form` gives it, or less of it.
             kept: flat buffer of ``form``, added to in place. The column of ones of a bias is left
                 to the form.
         """
-        assert isinstance(form, Triangle)
+        assert isinstance(form, RowForm)
         a = self.weight_inputs(x, form.operand_dtype(x, kept)).flatten(1, 2)
         form.add_rows(kept, a)
         return a.shape[1]
@@ -277,10 +277,10 @@ class SharedInput(Layer[M]):
             x: what `keep` kept of the forward call; only layers in which inputs say which gradients
                 count look at it.
             g: gradient of the module's output, samples in front.
-            form: how G is kept, as `gradient_form` gives it.
+            form: how G is kept, as `gradient_form` gives it, or less of it.
             kept: flat buffer of ``form``, added to in place.
         """
-        assert isinstance(form, Triangle)
+        assert isinstance(form, RowForm)
         rows = grouped(self.gradients(g)).to(form.operand_dtype(g, kept))
         form.add_rows(kept, rows.flatten(1, 2))
 

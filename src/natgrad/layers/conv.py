@@ -16,7 +16,7 @@ from natgrad.layers.axes import per_sample
 from natgrad.layers.base import SharedInput
 from natgrad.layers.registry import register
 from natgrad.linalg.correlation import ConvGeometry, Correlations
-from natgrad.linalg.forms import Form, Triangle
+from natgrad.linalg.forms import Form, RowForm, Triangle
 from natgrad.linalg.patches import channels_last, patch_pieces, patch_rows, windows
 
 Pads = tuple[tuple[int, int], ...]
@@ -96,7 +96,7 @@ class Conv(SharedInput[Any]):
         if isinstance(form, Correlations):
             x = self._padded(x)
             return form.add(kept, x if self.dims == 2 else x.unsqueeze(2))
-        assert isinstance(form, Triangle)
+        assert isinstance(form, RowForm)
         m = self.module
         if prod(m.kernel_size) == 1 and self.groups == 1 and self.weight is not None:
             x = self._padded(x)
@@ -112,7 +112,7 @@ class Conv(SharedInput[Any]):
         return positions
 
     def add_gradients(self, x: Tensor, g: Tensor, form: Form, kept: Tensor) -> None:
-        assert isinstance(form, Triangle)
+        assert isinstance(form, RowForm)
         if self.groups > 1:
             super().add_gradients(x, g, form, kept)
         else:
@@ -133,7 +133,7 @@ class Conv(SharedInput[Any]):
             total = torch.cat([total, total.new_full((*total.shape[:-1], 1), positions)], -1)
         return total, per_sample(self.gradients(g).to(dtype), samples).sum(2), positions
 
-    def _add_pixels(self, x: Tensor, form: Triangle, kept: Tensor) -> int:
+    def _add_pixels(self, x: Tensor, form: RowForm, kept: Tensor) -> int:
         if self.bias is not None:
             rows = x.movedim(1, -1).reshape(1, -1, x.shape[1])
             form.add_rows(kept, rows)
@@ -243,7 +243,7 @@ def numeric_padding(module: Any) -> Pads:
     return tuple((p, p) for p in module.padding)
 
 
-def add_pixels(x: Tensor, form: Triangle, kept: Tensor) -> None:
+def add_pixels(x: Tensor, form: RowForm, kept: Tensor) -> None:
     """Add the second moment of channels over samples and pixels, by the cheaper of two ways.
 
     Arguments:
@@ -253,7 +253,8 @@ def add_pixels(x: Tensor, form: Triangle, kept: Tensor) -> None:
     """
     channels, pixels = x.shape[1], prod(x.shape[2:])
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    if (last and not x.is_contiguous()) or (channels >= 256 and pixels < 400):
+    few = channels >= 256 and pixels < 400
+    if not isinstance(form, Triangle) or (last and not x.is_contiguous()) or few:
         # Already pixel-major, or so few pixels an image that one transposing copy is cheap.
         form.add_rows(kept, x.movedim(1, -1).reshape(1, -1, channels))
     else:

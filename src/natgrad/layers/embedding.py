@@ -15,7 +15,7 @@ from natgrad.layers.axes import grouped, per_sample, piece
 from natgrad.layers.base import SharedInput, real
 from natgrad.layers.linear import RowInputs
 from natgrad.layers.registry import NotCovered, register
-from natgrad.linalg.forms import DiagonalForm, Form, Triangle
+from natgrad.linalg.forms import DiagonalForm, Form, RowForm
 
 
 @register(nn.Embedding)
@@ -68,7 +68,7 @@ class Embedding(SharedInput[nn.Embedding]):
         return indices.numel()
 
     def add_gradients(self, x: Tensor, g: Tensor, form: Form, kept: Tensor) -> None:
-        assert isinstance(form, Triangle)
+        assert isinstance(form, RowForm)
         rows, used = self.gradients(g).to(form.operand_dtype(g, kept)), self._used(x)
         rows = rows.flatten(0, 1) if used is None else rows[used]
         form.add_rows(kept, rows.unsqueeze(0))

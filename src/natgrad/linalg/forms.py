@@ -1,6 +1,7 @@
 """How symmetric matrices are kept: as few numbers as possible, in one flat buffer.
 
     Triangle       slabs of the upper triangle
+    BlockTriangle  those of blocks along the diagonal, for what is wide
     DiagonalForm   the diagonal
     Correlations   distinct blocks of a convolution's input factor (in `correlation`)
 
@@ -16,6 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix, Sections, even_sections, spans
 from natgrad.linalg.half_products import accumulate, taken
 from natgrad.specs import FactorSpec
 
@@ -27,6 +29,7 @@ class Form(ABC):
     batch: int
     numel: int
     diagonal: bool = False
+    sections: Sections = ()  # of diagonal blocks, where only these are kept
     half_products: bool | None = None  # whether 16-bit numbers are multiplied as they are
 
     def operand_dtype(self, rows: object, kept: Tensor) -> torch.dtype:
@@ -45,7 +48,7 @@ class Form(ABC):
     def trace(self, kept: Tensor) -> Tensor:
         """``kept [numel]`` -> ``[batch]``."""
 
-    def entries(self, kept: Tensor) -> Tensor:
+    def entries(self, kept: Tensor) -> Matrix:
         """``[batch, dim, dim]``, or ``[batch, dim]`` where all others are zero."""
         return self.dense(kept)
 
@@ -69,7 +72,25 @@ class Form(ABC):
 
     @property
     def spec(self) -> FactorSpec:
+        """Sizes of the matrices that are decomposed."""
         return FactorSpec(self.dim, self.batch, self.numel, self.diagonal)
+
+    @property
+    def section_specs(self) -> tuple[FactorSpec, ...]:
+        """The same where matrices of several sizes are decomposed, one for each size."""
+        return (self.spec,)
+
+
+class RowForm(Form):
+    """A form to which outer products of any rows can be added."""
+
+    @abstractmethod
+    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+        """``kept += sum_k r_k r_k^T`` for ``rows [batch, k, n]``, of `operand_dtype`.
+
+        ``n`` may be ``dim - 1``: a constant 1 is then the last feature of every row. It is never
+        written out, as that would copy the activations.
+        """
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +110,7 @@ def slabs(dim: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(out)
 
 
-class Triangle(Form):
+class Triangle(RowForm):
     """The upper triangle, in slabs of rows that matrix products can write to directly."""
 
     def __init__(self, dim: int, batch: int = 1) -> None:
@@ -105,11 +126,6 @@ class Triangle(Form):
             yield i, j, rows[:, offset : offset + size].unflatten(1, (j - i, self.dim - i))
 
     def add_rows(self, kept: Tensor, rows: Tensor) -> None:
-        """``kept += sum_k r_k r_k^T`` for ``rows [batch, k, n]``, of `operand_dtype`.
-
-        ``n`` may be ``dim - 1``: a constant 1 is then the last feature of every row. It is never
-        written out, as that would copy the activations.
-        """
         n, last = rows.shape[-1], self.dim - 1
         for i, j, slab in self._slabs(kept):
             top = min(j, n)
@@ -194,13 +210,97 @@ class Triangle(Form):
         return torch.stack(parts).sum(0)
 
 
-class DiagonalForm(Form):
+class BlockTriangle(RowForm):
+    """Blocks of at most ``size`` columns along the diagonal, each as a `Triangle`."""
+
+    def __init__(self, dim: int, size: int, batch: int = 1) -> None:
+        self.dim, self.batch = dim, batch
+        self.sections = even_sections(dim, size)
+        self._triangles = [Triangle(each, batch * count) for count, each in self.sections]
+        self.numel = sum(triangle.numel for triangle in self._triangles)
+
+    def _parts(self, kept: Tensor) -> Iterator[tuple[Triangle, Tensor]]:
+        sizes = [triangle.numel for triangle in self._triangles]
+        yield from zip(self._triangles, kept.split(sizes), strict=True)
+
+    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+        for (first, end, count, size), (triangle, part) in zip(
+            spans(self.sections), self._parts(kept), strict=True
+        ):
+            own = rows[..., first:end]
+            if own.shape[-1] < end - first:  # of the last section alone
+                own = torch.cat([own, own.new_ones(*own.shape[:-1], 1)], -1)
+            pieces = own.unflatten(-1, (count, size)).transpose(1, 2)  # [batch, count, k, size]
+            triangle.add_rows(part, pieces.flatten(0, 1))
+
+    def squares(self, kept: Tensor, section: int) -> Tensor:
+        """The blocks of one section, ``[batch * count, size, size]``."""
+        triangle, part = list(self._parts(kept))[section]
+        return triangle.dense(part)
+
+    def entries(self, kept: Tensor) -> BlockDiagonal:
+        return BlockDiagonal(
+            [
+                self.squares(kept, index).unflatten(0, (self.batch, count))
+                for index, (count, _) in enumerate(self.sections)
+            ]
+        )
+
+    def dense(self, kept: Tensor) -> Tensor:
+        return self.entries(kept).dense()
+
+    def trace(self, kept: Tensor) -> Tensor:
+        parts = [triangle.trace(part).view(self.batch, -1) for triangle, part in self._parts(kept)]
+        return torch.cat(parts, 1).sum(1)
+
+    @property
+    def sent(self) -> int:
+        return sum(triangle.sent for triangle in self._triangles)
+
+    def pack(self, kept: Tensor) -> Tensor:
+        return torch.cat([triangle.pack(part) for triangle, part in self._parts(kept)])
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        parts = packed.split([triangle.sent for triangle in self._triangles])
+        pairs = zip(self._triangles, parts, strict=True)
+        return torch.cat([triangle.unpack(part) for triangle, part in pairs])
+
+    @property
+    def dense_room(self) -> int:
+        """One section after the other becomes dense."""
+        return max(triangle.dense_room for triangle in self._triangles)
+
+    @property
+    def spec(self) -> FactorSpec:
+        """All blocks as if they had the size of the largest."""
+        count = sum(many for many, _ in self.sections)
+        return FactorSpec(self.sections[0][1], self.batch * count, self.numel)
+
+    @property
+    def section_specs(self) -> tuple[FactorSpec, ...]:
+        return tuple(triangle.spec for triangle in self._triangles)
+
+
+# Squares of so many rows are made at a time, where a layer is as wide as a vocabulary.
+_SQUARES = 1 << 22
+
+
+class DiagonalForm(RowForm):
     """Only the diagonals."""
 
     diagonal = True
 
     def __init__(self, dim: int, batch: int = 1) -> None:
         self.dim, self.batch, self.numel = dim, batch, batch * dim
+
+    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+        n, totals = rows.shape[-1], self.values(kept)
+        width = max(1, _SQUARES // max(1, rows.shape[0] * rows.shape[1]))
+        for i in range(0, n, width):
+            some = rows[..., i : min(n, i + width)].to(kept.dtype)
+            totals[:, i : i + some.shape[-1]] += some.square().sum(1)
+        if n < self.dim:
+            totals[:, -1] += rows.shape[1]
 
     def dense(self, kept: Tensor) -> Tensor:
         return torch.diag_embed(self.values(kept))

@@ -8,6 +8,7 @@ loop where each fills them by itself.
 import torch
 from torch import Tensor
 
+from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.workspace import workspace
 
 # Up to this many multiplications a product costs more to start than to do.
@@ -16,8 +17,13 @@ _SMALL = 4e7
 _TALL = 768
 
 
-def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """``out [b, m, n] = left [b, m, k] @ right [b, k, n]``."""
+def product(left: Matrix, right: Matrix, out: Tensor) -> Tensor:
+    """``out [b, m, n] = left [b, m, k] @ right [b, k, n]``, at most one of them in blocks."""
+    if isinstance(left, BlockDiagonal):
+        assert isinstance(right, Tensor)
+        return left.left_of(right, out)
+    if isinstance(right, BlockDiagonal):
+        return right.right_of(left, out)
     b, m, k = left.shape
     if b > 1 and (m * k * right.shape[2] <= _SMALL or _batch_pays(b, m, left.device)):
         return torch.bmm(left, right, out=out)
@@ -35,7 +41,7 @@ def _batch_pays(count: int, rows: int, device: torch.device) -> bool:
 
 
 def two_sided(
-    left: Tensor, m: Tensor, right: Tensor, out: Tensor, scratch: Tensor | None = None
+    left: Matrix, m: Tensor, right: Matrix, out: Tensor, scratch: Tensor | None = None
 ) -> Tensor:
     """``out = left @ m @ right`` for ``m [b, r, c]``; an empty factor stands for the identity.
 
@@ -56,7 +62,7 @@ def scaled(values: Tensor, m: Tensor) -> Tensor:
     return values.unsqueeze(-1) * m
 
 
-def filtered(rows_g: Tensor, rows_a: Tensor, m: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+def filtered(rows_g: Matrix, rows_a: Matrix, m: Tensor, scale: Tensor, out: Tensor) -> Tensor:
     """``out = Q_G ((Q_G^T m Q_A) * scale) Q_A^T`` for ``m [b, r, c]``; ``rows`` are ``Q^T``."""
     space, scratch = workspace("filtered", (2, m.numel()), m).view(2, *m.shape)
     columns_g = rows_g.mT if rows_g.ndim == 3 else rows_g

@@ -12,10 +12,12 @@ preconditioner. Vectors are rows: ``m [k, size]``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
+from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.eigh import eigh
 
 Function = Callable[[Tensor], Tensor]  # of eigenvalues, entry by entry
@@ -134,7 +136,7 @@ class _TwoSided(Symmetric):
     cols: int
 
     @abstractmethod
-    def bases(self) -> tuple[Tensor | None, Tensor | None]:
+    def bases(self) -> tuple[Matrix | None, Matrix | None]:
         """``Q_G [b, r, r]`` and ``Q_A [b, c, c]``, ``None`` for the identity."""
 
     @abstractmethod
@@ -161,19 +163,19 @@ class _TwoSided(Symmetric):
 
 
 class KroneckerProduct(_TwoSided):
-    """``g x a``, each ``[b, d, d]``, or ``[b, d]`` for a diagonal factor."""
+    """``g x a``, each ``[b, d, d]``, in blocks or dense, or ``[b, d]`` for a diagonal factor."""
 
-    def __init__(self, g: Tensor, a: Tensor) -> None:
+    def __init__(self, g: Matrix, a: Matrix) -> None:
         self.g, self.a = g, a
-        self.groups, self.rows, self.cols = len(g), g.shape[-1], a.shape[-1]
+        self.groups, self.rows, self.cols = g.shape[0], g.shape[-1], a.shape[-1]
         self.size = self.groups * self.rows * self.cols
 
     @cached_property
-    def _eigen(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-        g, a = ((f, None) if f.ndim == 2 else _eigh(f) for f in (self.g, self.a))
+    def _eigen(self) -> tuple[tuple[Tensor, Matrix | None], tuple[Tensor, Matrix | None]]:
+        g, a = (_spectrum(f) for f in (self.g, self.a))
         return g, a
 
-    def bases(self) -> tuple[Tensor | None, Tensor | None]:
+    def bases(self) -> tuple[Matrix | None, Matrix | None]:
         return self._eigen[0][1], self._eigen[1][1]
 
     def _values(self) -> Tensor:
@@ -181,28 +183,29 @@ class KroneckerProduct(_TwoSided):
 
     def product(self, m: Tensor) -> Tensor:
         x = m.view(-1, self.groups, self.rows, self.cols)
-        x = x * self.g.unsqueeze(2) if self.g.ndim == 2 else self.g @ x
-        x = x * self.a.unsqueeze(1) if self.a.ndim == 2 else x @ self.a
+        g, a = self.g, self.a
+        x = x * g.unsqueeze(2) if _is_diagonal(g) else _sandwich(g, x, None)
+        x = x * a.unsqueeze(1) if _is_diagonal(a) else _sandwich(None, x, a)
         return x.reshape(m.shape)
 
     def diagonal(self) -> Tensor:
-        g, a = (f if f.ndim == 2 else f.diagonal(dim1=1, dim2=2) for f in (self.g, self.a))
+        g, a = (_diagonal(f) for f in (self.g, self.a))
         return (g.unsqueeze(2) * a.unsqueeze(1)).flatten()
 
     def square_norm(self) -> Tensor:
-        squares = [f.square().flatten(1).sum(1) for f in (self.g, self.a)]
+        squares = [_square_norms(f) for f in (self.g, self.a)]
         return (squares[0] * squares[1]).sum()
 
 
 class Rotated(_TwoSided):
     """``values [b, r, c]`` in the basis ``q_g [b, r, r]``, ``q_a [b, c, c]`` of columns."""
 
-    def __init__(self, q_g: Tensor | None, q_a: Tensor | None, values: Tensor) -> None:
+    def __init__(self, q_g: Matrix | None, q_a: Matrix | None, values: Tensor) -> None:
         self.q_g, self.q_a, self.values = q_g, q_a, values
         self.groups, self.rows, self.cols = values.shape
         self.size = values.numel()
 
-    def bases(self) -> tuple[Tensor | None, Tensor | None]:
+    def bases(self) -> tuple[Matrix | None, Matrix | None]:
         return self.q_g, self.q_a
 
     def _values(self) -> Tensor:
@@ -220,10 +223,42 @@ class Rotated(_TwoSided):
         return self.values.sum()
 
 
-def _sandwich(left: Tensor | None, m: Tensor, right: Tensor | None) -> Tensor:
+def _sandwich(left: Matrix | None, m: Tensor, right: Matrix | None) -> Tensor:
     """``left m right``; ``None`` is the identity."""
-    m = m if left is None else left @ m
+    if isinstance(left, BlockDiagonal):
+        m = left.left_of(m)
+    elif left is not None:
+        m = left @ m
+    if isinstance(right, BlockDiagonal):
+        return right.right_of(m)
     return m if right is None else m @ right
+
+
+def _is_diagonal(matrix: Matrix) -> TypeGuard[Tensor]:
+    return matrix.ndim == 2
+
+
+def _diagonal(matrix: Matrix) -> Tensor:
+    """``[b, d]``."""
+    if isinstance(matrix, BlockDiagonal):
+        return matrix.diagonal()
+    return matrix if matrix.ndim == 2 else matrix.diagonal(dim1=1, dim2=2)
+
+
+def _square_norms(matrix: Matrix) -> Tensor:
+    """``[b]``."""
+    if isinstance(matrix, BlockDiagonal):
+        return torch.stack([s.square().flatten(1).sum(1) for s in matrix.sections]).sum(0)
+    return matrix.square().flatten(1).sum(1)
+
+
+def _spectrum(matrix: Matrix) -> tuple[Tensor, Matrix | None]:
+    """Eigenvalues, and eigenvectors as columns; ``None`` of a diagonal."""
+    if isinstance(matrix, BlockDiagonal):
+        found = [torch.linalg.eigh(section) for section in matrix.sections]
+        values = torch.cat([own.flatten(1) for own, _ in found], 1)
+        return values, BlockDiagonal([vectors for _, vectors in found])
+    return (matrix, None) if matrix.ndim == 2 else _eigh(matrix)
 
 
 def _eigh(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from natgrad.operators.problem import Problem
 from natgrad.operators.tape import Tape, positions
 from natgrad.operators.vectors import Vectors
 from natgrad.structures import Structure
-from natgrad.structures.base import decompose_factor
+from natgrad.structures.decomposition import decompose_factor
 
 
 @dataclass(frozen=True)

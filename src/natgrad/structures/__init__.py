@@ -6,11 +6,13 @@ from natgrad.structures.ekfac import EKFAC
 from natgrad.structures.full import Full
 from natgrad.structures.identity import Identity
 from natgrad.structures.kronecker import Kronecker
+from natgrad.structures.narrowing import MAX_DIM
 from natgrad.structures.per_sample import PerSample
 from natgrad.structures.unitwise import UnitWise
 
 __all__ = [
     "EKFAC",
+    "MAX_DIM",
     "Diagonal",
     "Factor",
     "Factors",

@@ -22,7 +22,6 @@ A structure knows no layer type and no inverse, so that all of them combine: doc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -30,11 +29,12 @@ from torch import Tensor
 
 from natgrad.damping import Damping, Relative
 from natgrad.errors import CoverageError
-from natgrad.inverses import Decomposed, DecomposedFactor, Inverse, Parts, contained
+from natgrad.inverses import Decomposed, DecomposedFactor, Inverse
 from natgrad.inverses.functions import relative
 from natgrad.layers import Layer
-from natgrad.linalg.forms import DiagonalForm, Form, Triangle
+from natgrad.linalg.forms import Form, RowForm
 from natgrad.linalg.symmetric import Symmetric
+from natgrad.structures.decomposition import decompose_factor
 
 AnyLayer = Layer[Any]
 Shape = tuple[int, int, int]
@@ -104,6 +104,15 @@ class Structure(ABC):
             layer: any layer of a model.
         """
         return True
+
+    def narrowed(self, layers: Sequence[AnyLayer], max_dim: int) -> "Structure":
+        """A structure that keeps less of factors that are wider than a limit; itself where none is.
+
+        Arguments:
+            layers: all that use the weight; the first says how it is a matrix.
+            max_dim: widest factor that is kept whole.
+        """
+        return self
 
     def check(self, inverse: Inverse) -> None:
         """Raise CoverageError for an inverse that cannot be used with this structure.
@@ -267,7 +276,8 @@ class Structure(ABC):
             parts = decompose_factor(inverse, forms[name], matrices[name], damp)
             if parts is None:
                 raise torch.linalg.LinAlgError(f"Factor {name} cannot be decomposed.")  # type: ignore[attr-defined]
-            found[name] = DecomposedFactor(inverse, parts, forms[name].dim, forms[name].diagonal)
+            form = forms[name]
+            found[name] = DecomposedFactor(inverse, parts, form.dim, form.diagonal, form.sections)
         values = {name: kept[name].view(forms[name].batch, -1) for name in self.in_basis}
         return self.assemble(found, values)
 
@@ -288,27 +298,6 @@ class Structure(ABC):
         if isinstance(damping, Relative):
             return {n: relative(damping, forms[n].trace(kept[n]) / forms[n].dim) for n in kept}
         return self.dampings(kept, forms, damping)
-
-
-def decompose_factor(
-    inverse: Inverse,
-    form: Form,
-    kept: Tensor,
-    damping: Tensor,
-    rows: tuple[int, int] | None = None,
-) -> Parts | None:
-    """The parts of a factor in its form ``[numel]``; ``None`` where it cannot be decomposed.
-
-    Arguments:
-        inverse: what decomposes it.
-        form: how the factor is kept; diagonal ones are decomposed entry by entry.
-        kept: ``[form.numel]``, its numbers.
-        damping: ``[form.batch]``, added to the diagonal by an inverse that damps factors.
-        rows: of the only part, where other ranks make the others; ``None`` are all parts.
-    """
-    if isinstance(form, DiagonalForm):
-        return inverse.decompose_diagonal(form.values(kept), damping)
-    return contained(inverse, partial(form.dense, kept), damping, rows)
 
 
 def plain(layer: AnyLayer) -> str:
@@ -339,9 +328,10 @@ def add_vectors(total: Sum, rows: Tensor) -> None:
         total: the sum that is added to.
         rows: ``[groups, n, d]``: ``n`` vectors for each of the form's matrices.
     """
-    if isinstance(total.form, Triangle):
+    assert isinstance(total.form, RowForm)
+    if total.form.diagonal:  # squares would lose the bits of 16-bit rows
+        total.form.add_rows(total.kept, rows)
+    else:
         dtype = total.form.operand_dtype(rows, total.kept)
         total.form.add_rows(total.kept, rows.to(dtype))
-    else:
-        total.kept += rows.to(total.kept.dtype).square().sum(1).flatten()
     total.count += rows.shape[1]

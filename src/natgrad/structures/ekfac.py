@@ -5,7 +5,7 @@ diagonals in that basis the nearest to the block, where K-FAC has the product of
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,10 +14,12 @@ from torch import Tensor
 from natgrad.inverses import Basis, Decomposed, DecomposedFactor, Diagonalization, Inverse
 from natgrad.inverses.base import no_basis
 from natgrad.layers import SharedInput
+from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.forms import DiagonalForm, Form
 from natgrad.linalg.symmetric import Rotated, Symmetric
 from natgrad.structures.base import AnyLayer, Factor, Factors, Shape, Structure, Sums
 from natgrad.structures.kronecker import Kronecker, expand, merge_transposed
+from natgrad.structures.narrowing import check_blocks, narrow_blocks, short_repr
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,37 @@ class EKFAC(Structure):
     Where a factor has fewer samples than dimensions, its eigenvectors of eigenvalue 0 are any basis
     of that space: another number of ranks or of threads finds another one, and ``S`` differs there
     by more than rounding. With as many samples as dimensions it does not.
+
+    Arguments:
+        input_block: columns of the largest diagonal block that is kept of A; 1 keeps its diagonal,
+            None all of it. ``S`` has all its numbers either way.
+        gradient_block: the same for G.
     """
+
+    input_block: int | None = None
+    gradient_block: int | None = None
 
     pooled: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("A", "G", "S")
     in_basis: ClassVar[tuple[str, ...]] = ("S",)
 
     def factors(self, layers: Sequence[AnyLayer]) -> dict[str, Factor]:
-        kept = Kronecker().factors(layers)
+        kept = self._product.factors(layers)
         groups, rows, cols = layers[0].shape
         kept["S"] = Factor(DiagonalForm(rows * cols, batch=groups), of_gradients=True)
         return kept
+
+    @property
+    def _product(self) -> Kronecker:
+        return Kronecker(input_block=self.input_block, gradient_block=self.gradient_block)
+
+    def __post_init__(self) -> None:
+        check_blocks(self)
+
+    __repr__ = short_repr
+
+    def narrowed(self, layers: Sequence[AnyLayer], max_dim: int) -> Structure:
+        return replace(self, **narrow_blocks(self, layers[0], max_dim))
 
     def fits(self, layer: AnyLayer) -> bool:
         return isinstance(layer, SharedInput)
@@ -93,7 +115,7 @@ class EKFAC(Structure):
     def dampings(
         self, kept: dict[str, Tensor], forms: dict[str, Form], damping: float
     ) -> dict[str, Tensor]:
-        return Kronecker().dampings(kept, forms, damping)
+        return self._product.dampings(kept, forms, damping)
 
     def assemble(self, decomposed: Factors, in_basis: Mapping[str, Tensor]) -> Decomposed:
         g, a = decomposed["G"], decomposed["A"]
@@ -125,9 +147,9 @@ def carry_over(s: Tensor, old: Factors, new: Factors) -> Tensor:
     a, g = _basis(new["A"]), _basis(new["G"])
     m = s.view(len(g.values), g.values.shape[1], a.values.shape[1])
     if not g.is_identity:
-        m = (g.rows @ _basis(old["G"]).rows.mT).square() @ m
+        m = _times(_overlap(g.rows, _basis(old["G"]).rows), m)
     if not a.is_identity:
-        m = m @ (_basis(old["A"]).rows @ a.rows.mT).square()
+        m = _times(m, _overlap(_basis(old["A"]).rows, a.rows))
     return m.reshape(len(g.values), -1)
 
 
@@ -137,9 +159,29 @@ def _basis(factor: DecomposedFactor) -> Basis:
     return factor.inverse.basis_of(factor)
 
 
-def _vectors(form: Form, kept: Tensor) -> Tensor | None:
+def _overlap(left: Matrix, right: Matrix) -> Matrix:
+    """Squared cosines between two bases, of eigenvectors as rows."""
+    if isinstance(left, BlockDiagonal):
+        assert isinstance(right, BlockDiagonal)
+        return left.times(right.mT).square()
+    assert isinstance(right, Tensor)
+    return (left @ right.mT).square()
+
+
+def _times(left: Matrix, right: Matrix) -> Tensor:
+    """A product of which one side at most is in blocks."""
+    if isinstance(left, BlockDiagonal):
+        assert isinstance(right, Tensor)
+        return left.left_of(right)
+    return right.right_of(left) if isinstance(right, BlockDiagonal) else left @ right
+
+
+def _vectors(form: Form, kept: Tensor) -> Matrix | None:
     """Eigenvectors as columns ``[batch, dim, dim]``; a diagonal factor stays in its own order."""
     if form.diagonal:
         return None
+    entries = form.entries(kept)
+    if isinstance(entries, BlockDiagonal):
+        return BlockDiagonal([torch.linalg.eigh(section)[1] for section in entries.sections])
     vectors: Tensor = torch.linalg.eigh(form.dense(kept))[1]
     return vectors

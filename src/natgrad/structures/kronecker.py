@@ -9,12 +9,15 @@ reduce:  ``A = 1/N sum_n mean_s(a) mean_s(a)^T``,  ``G = 1/N sum_n sum_s(g) sum_
 
 Both count positions once, so that ``G x A`` has the scale of the block itself.
 
+A side that is too wide to be decomposed is kept in diagonal blocks, or as a diagonal alone
+(``input_block``, ``gradient_block``); `narrowed` chooses them for layers above a limit.
+
 A tied embedding and head see ``W`` from two sides. Both pairs of factors are kept (At and Gt are
 the head's), and merged into one product before the decomposition (`merge_transposed`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,7 +27,7 @@ from natgrad.errors import SettingError
 from natgrad.inverses import Decomposed
 from natgrad.layers import SharedInput
 from natgrad.layers.embedding import Embedding, TiedHead
-from natgrad.linalg.forms import Form, Triangle
+from natgrad.linalg.forms import Form, RowForm, Triangle
 from natgrad.linalg.symmetric import KroneckerProduct, Symmetric
 from natgrad.structures.base import (
     AnyLayer,
@@ -36,6 +39,7 @@ from natgrad.structures.base import (
     add_vectors,
     no_shared_input,
 )
+from natgrad.structures.narrowing import check_blocks, narrow_blocks, narrow_form, short_repr
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,14 @@ class Kronecker(Structure):
         sharing: what the positions (tokens, pixels) of one sample are: ``"expand"`` takes them as
             independent samples, ``"reduce"`` as terms of one sum. Both are exact in their own
             linear setting (Eschenhagen et al. 2023).
+        input_block: columns of the largest diagonal block that is kept of A; 1 keeps its diagonal,
+            None all of it.
+        gradient_block: the same for G.
     """
 
     sharing: Literal["expand", "reduce"] = "expand"
+    input_block: int | None = None
+    gradient_block: int | None = None
     needs: ClassVar[tuple[str, ...]] = ("A", "G")
 
     def __post_init__(self) -> None:
@@ -57,6 +66,9 @@ class Kronecker(Structure):
                 f"Kronecker.sharing is {self.sharing!r} but must be 'expand' or 'reduce'; leave it "
                 "out for 'expand'."
             )
+        check_blocks(self)
+
+    __repr__ = short_repr
 
     @property
     def pooled(self) -> bool:  # type: ignore[override]
@@ -66,8 +78,9 @@ class Kronecker(Structure):
         primary = layers[0]
         if not isinstance(primary, SharedInput):
             raise no_shared_input(primary)
-        a, g = primary.input_form(), primary.gradient_form()
-        if self.sharing == "reduce" and not a.diagonal:
+        a = narrow_form(primary.input_form(), self.input_block)
+        g = narrow_form(primary.gradient_form(), self.gradient_block)
+        if self.sharing == "reduce" and not isinstance(a, RowForm):
             a = Triangle(a.dim, a.batch)  # means of positions have no lags
         # Means of positions need to know the samples, which a layer's own gradient says.
         kept = {
@@ -79,6 +92,9 @@ class Kronecker(Structure):
             kept["At"] = Factor(a, of_gradients=True)
             kept["Gt"] = Factor(g, of_gradients=False, of_inputs=self.sharing == "expand")
         return kept
+
+    def narrowed(self, layers: Sequence[AnyLayer], max_dim: int) -> Structure:
+        return replace(self, **narrow_blocks(self, layers[0], max_dim))
 
     def fits(self, layer: AnyLayer) -> bool:
         return isinstance(layer, SharedInput)

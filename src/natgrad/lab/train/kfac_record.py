@@ -15,6 +15,7 @@ from torch import Tensor
 from natgrad.capture.blocks import Block
 from natgrad.inverses import Diagonalization
 from natgrad.lab.train.state import write_text
+from natgrad.linalg.block_diagonal import BlockDiagonal
 from natgrad.preconditioner import KFAC
 from natgrad.tables import Table
 
@@ -99,11 +100,14 @@ def _eigenvalues(block: Block, name: str, mean: Tensor) -> Tensor | None:
     if name in block.structure.in_basis or spec.diagonal:
         return mean
     if isinstance(block.inverse, Diagonalization) and name in block.parts:
-        return block.inverse.basis(block.parts[name]).values
+        return block.inverse.basis_of(block.decomposed_factors()[name]).values
     if spec.dim > LARGEST:
         return None
     try:
-        values: Tensor = torch.linalg.eigvalsh(block.forms[name].dense(mean).double())
+        entries = block.forms[name].entries(mean)
+        dense = entries.sections if isinstance(entries, BlockDiagonal) else (entries,)
+        found = [torch.linalg.eigvalsh(one.double()).flatten() for one in dense]
+        values: Tensor = torch.cat(found)
     # A record is no reason to end a run.
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return None
