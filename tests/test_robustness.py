@@ -163,7 +163,7 @@ class TestBadNumbers:
         train(model, optimizer, kfac, MLP.batches(1))
         other, its_optimizer, its_kfac = start()
         for block in its_kfac.blocks[1:]:
-            monkeypatch.setattr(block, "decompose", lambda names, damping: {})  # never ready
+            monkeypatch.setattr(block, "decompose", lambda names, damping, rows: {})  # never ready
         backward(other, its_optimizer, its_kfac, *MLP.batch())
         other[2].bias.grad[0] = float("inf")
         its_kfac.step()

@@ -11,6 +11,7 @@ four products, and with ``f(l) = 1 / (l + damping)`` exactly the damped inverse 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -137,17 +138,15 @@ class Diagonalization(Inverse):
         return SpectralBlocks(self.basis_of(factor))
 
     def kronecker(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> Decomposed:
-        def bases() -> Bases:
-            left, right = (None if f is None else self.basis_of(f) for f in (g, a))
-            return left, right
-
-        return SpectralProduct(*bases(), again=bases)
+        # A closure would not be copied with what it holds.
+        return SpectralProduct(*self._bases(g, a), again=partial(self._bases, g, a))
 
     def rotated(self, g: DecomposedFactor, a: DecomposedFactor, values: Tensor) -> Decomposed:
-        def bases() -> Bases:
-            return self.basis_of(g), self.basis_of(a)
+        return SpectralProduct(*self._bases(g, a), values, partial(self._bases, g, a))
 
-        return SpectralProduct(*bases(), values, bases)
+    def _bases(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> Bases:
+        left, right = (None if f is None else self.basis_of(f) for f in (g, a))
+        return left, right
 
 
 class SpectralBlocks(Decomposed):
