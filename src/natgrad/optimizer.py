@@ -68,7 +68,8 @@ class NaturalMuon(Optimizer):
         exclude: patterns of module names, or modules, that are left to AdamW.
         split: rows of the matrices that lie in one weight, by patterns of module names; None finds
             fused projections (query, key and value; gate and up) by their usual names.
-        loss: which axis of the batch the samples are on, and terms that differ between layers.
+        loss: which axis of the batch the samples are on, and terms that differ between layers; None
+            finds what matters of it.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
         scaler: the ``torch.amp.GradScaler`` that scales the loss. Without it steps are the same,
@@ -97,7 +98,7 @@ class NaturalMuon(Optimizer):
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
         split: Split | None = None,
-        loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
+        loss: MeanLoss | SumLoss | None = None,
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from natgrad.comm.agreement import AllRanksAgree
 from natgrad.comm.layouts import check_layout, first_tensor_parallel_rank, last_backward
 from natgrad.curvature.fisher import EmpiricalFisher, Fisher
 from natgrad.damping import Relative
-from natgrad.errors import CaptureError, SettingError
+from natgrad.errors import CaptureError
 from natgrad.geometry import Euclidean, Geometry
 from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
@@ -29,10 +30,11 @@ from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
 from natgrad.kfac.inspection import Inspection
+from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.low_rank import LowRankGradients
 from natgrad.kfac.motion import motion_of
 from natgrad.kfac.observation import Observation
-from natgrad.kfac.prediction import QuadraticModel
+from natgrad.kfac.prediction import AdaptsDamping, QuadraticModel
 from natgrad.kfac.ranks import agreement
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.kfac.ranks.gradients import Gradients
@@ -42,7 +44,7 @@ from natgrad.kfac.ranks.team import Team, world_of
 from natgrad.kfac.refresh import Refresh
 from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
-from natgrad.kfac.step import StatisticsScale, Step
+from natgrad.kfac.step import Step
 from natgrad.kfac.update import Update
 from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length
@@ -51,7 +53,7 @@ from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
 from natgrad.structures import Identity
 
 
-class KFAC(Inspection, Saving, FollowsOptimizer):
+class KFAC(Inspection, Saving, FollowsOptimizer, AdaptsDamping):
     """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
 
     ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
@@ -62,7 +64,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         optimizer: whose ``step()`` follows; the KL clip reads its learning rate.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
             number, a function of the step, ``Relative()`` to the curvature itself, or
-            ``LevenbergMarquardt()``, which adapts it.
+            ``LevenbergMarquardt()``, which adapts it. None is 0.01, or ``Relative(0.1)`` where the
+            scale of the loss is not known.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
         kl_clip: bound on how far a step may move the predictions; a number, a function of the step,
@@ -79,15 +82,16 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         geometry: what is steepest in coordinates of the curvature: ``Euclidean()`` is the natural
             gradient, ``Spectral()`` its polar factor.
         length: of each layer's step, ``Rms()`` or ``OutputChange()``, so that the learning rate is
-            the length; None leaves it to the KL clip, and is ``Rms()`` where a geometry has no
-            length of its own.
+            the length, or ``lengths.Graft()``, as long as the gradient; None leaves it to the KL
+            clip, and is ``Rms()`` where a geometry has no length of its own.
         momentum: weight of the past in a running mean of gradients that steps follow, for an
             optimizer that has none; a number or a function of the step.
         include: patterns of module names, or modules, that are preconditioned; None for all.
         exclude: patterns of module names, or modules, that keep their plain gradients.
         split: rows of the matrices that lie in one weight, by patterns of module names, such as
             ``{"*.c_attn": (d, d, d)}``; None finds fused projections by their usual names.
-        loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
+        loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``;
+            None finds it from the gradient at the model's output.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
@@ -101,7 +105,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        damping: float | Relative | Schedule | LevenbergMarquardt = 0.01,
+        damping: float | Relative | Schedule | LevenbergMarquardt | None = None,
         factor_decay: float | Schedule = 0.95,
         kl_clip: float | Schedule | None = 1e-3,
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
@@ -116,7 +120,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         include: Iterable[Pattern] | Pattern | None = None,
         exclude: Iterable[Pattern] | Pattern = (),
         split: Split | None = None,
-        loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
+        loss: MeanLoss | SumLoss | None = None,
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,
@@ -129,8 +133,9 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             arguments.check_choices(curvature, structure, inverse)
             arguments.check_groups(loss, distributed)
             arguments.check_motion(geometry, length, inverse or Eigen())
+            finds, loss = loss is None, loss or MeanLoss()
             self.settings = KFACSettings(
-                damping, factor_decay, kl_clip, norm_damping, momentum, loss
+                damping, factor_decay, kl_clip, norm_damping, momentum, loss, finds
             )
             motion = motion_of(geometry, length, momentum)
             arguments.check_tensors(factor_dtype, half_products, scaler)
@@ -183,12 +188,13 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         if self.curvature.observes:
             self.capture.on_output = self._observe_prediction
         self.reducer = Reducer(self.team)
-        self.scale = StatisticsScale(
-            self.settings, self.capture, scaler, observed=self.curvature.observes
-        )
+        matters = motion.length is None or not isinstance(damping, Relative)
+        found = (self.settings, self.capture, scaler, self.curvature)
+        self.finding = LossFinding(*found, enabled=matters)
+        self.scale = self.finding.statistics_scale
         self._overlap(model)
         parts = (self.team, self.reducer, self.capture, self.statistics)
-        self.updating = Update(*parts, self.curvature, self.update_clocks)
+        self.updating = Update(*parts, self.curvature, self.update_clocks, self.finding)
         self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)
         # Hooks on every step would be traced into compiled code; other ranks have other batches.
@@ -225,6 +231,9 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
             if now.updates:
                 with self.watch("fold"):
                     self._warn(self.updating(now))
+                if self.finding.settled:
+                    weight = self.finding(samples).first
+                    now = replace(now, values=self.settings.at(self.steps), gradient_weight=weight)
             with self.watch("refresh"):
                 self._warn(self.refreshing(now))
             with self.watch("apply"):
@@ -239,15 +248,18 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
                 "step() was called after detach(), which takes K-FAC off the model for good: leave "
                 "the call out, or make a new KFAC."
             )
-        loss_scale = unscale(self.scaler, self.rates.optimizer)
+        loss_scale, found = unscale(self.scaler, self.rates.optimizer), self.finding(samples)
         return Step(
             index=self.steps,
             values=self.settings.at(self.steps),
             due=self.statistics.due,
             samples=samples or self.capture.samples(),
+            terms=found.terms,
             passes=len(self.capture.passes),
-            statistics_scale=self.scale(samples),
+            statistics_scale=found.scale,
             loss_scale=loss_scale,
+            gradient_weight=found.first,
+            votes=found.votes,
         )
 
     def _prepare(self) -> None:
@@ -259,7 +271,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         self.reducer.begin(due)
         self.low_rank.forget()
         self.compiled.run_eagerly(bool(due))
-        counts = self.settings.reduction == "sum" or self.gradients.are_local
+        counts = self.finding.prepare(updates=bool(due)) or self.gradients.are_local
         self.capture.watch(layers=bool(due), samples=bool(due) or (counts and not self.detached))
 
     def _overlap(self, model: nn.Module) -> None:
@@ -301,28 +313,6 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         if self.capture.armed and self.curvature.observes:
             scale = self.scaler.get_scale() if self.scaler is not None else 1.0
             self.observation(output, targets, scale)
-
-    def adapt(self, before: Tensor | float, after: Tensor | float) -> float:
-        """Adapt the damping to how much a step has lowered the loss of one batch.
-
-        Only with ``damping=LevenbergMarquardt(...)``; does nothing between its steps. Returns the
-        damping.
-
-        Arguments:
-            before: the loss of the batch before ``optimizer.step()``.
-            after: the loss of the same batch after it.
-        """
-        rule = self.settings.damping
-        if not isinstance(rule, LevenbergMarquardt):
-            raise SettingError(
-                f"adapt() needs a damping that adapts, but damping is {rule!r}: pass "
-                "damping=natgrad.schedules.LevenbergMarquardt() to KFAC."
-            )
-        if self.prediction.remembered:
-            now = self.settings.at(max(0, self.steps - 1))
-            ratio = self.prediction.ratio(float(before), float(after), now)
-            self.settings.adapted = rule.next(self.settings.adapted, ratio)
-        return self.settings.adapted
 
     def discard(self) -> None:
         """Forget the statistics since the last step, of a batch that will not be stepped on.

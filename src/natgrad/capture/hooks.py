@@ -27,15 +27,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from natgrad.capture.backwards import SECOND_ORDER, THROWN_AWAY, Backwards
 from natgrad.capture.blocks import Block
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
+from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.sample_axes import SampleAxes
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
-
-# Models through which vectors of a Fisher are sent back at this moment: these are no gradients of
-# their losses, and no other preconditioner of the same model may take them for that.
-observed: set[nn.Module] = set()
 
 Use = tuple[Block, Layer[Any]]
 View = Callable[[Tensor], Tensor]
@@ -68,6 +65,7 @@ class Capture:
         self.on_output: Callable[[Pass, GradientEdge, Tensor], None] | None = None
         self.waiting: dict[_GradientHook, None] = {}  # for further gradients of a retained graph
         self._before: Pass | None = None
+        self.reads = False  # the weights of the loss's terms, at the model's output
         self.restarted = False  # a pass before was thrown away
         self.second_order = ""  # a layer whose gradient the loss depends on
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
@@ -189,12 +187,16 @@ class Capture:
                 self.current = self._before  # an evaluation is no part of what comes
             return
         self._before = None
-        if self.taping and this.tape and (main := prediction(out)) is not None:
-            self.outputs[this] = get_gradient_edge(main), main.detach()
-            main.register_hook(_OutputHook(self, this).predicts)
+        tapes = self.taping and bool(this.tape)
+        if (tapes or self.reads) and (main := prediction(out)) is not None:
+            if tapes:
+                self.outputs[this] = get_gradient_edge(main), main.detach()
+                main.register_hook(OutputHook(self, this).predicts)
+            if self.reads:
+                main.register_hook(WeightsHook(self.root, this, main))
         for tensor in tensors_of(out):
             if tensor.requires_grad:
-                tensor.register_hook(_OutputHook(self, this))
+                tensor.register_hook(OutputHook(self, this))
 
     def mark_returned(self, this: Pass) -> None:
         """A gradient came back to this pass, so its samples are part of the step."""
@@ -328,20 +330,3 @@ class _GradientHook:
         if not torch.is_grad_enabled():
             layer = self.use[1]
             self.capture.second_order = f"{layer.kind} {layer.name!r}"
-
-
-class _OutputHook:
-    """The hook on the model's own output, before the backward pass goes on into the model."""
-
-    def __init__(self, capture: Capture, this: Pass) -> None:
-        self.capture, self.this = capture, this
-
-    def __call__(self, g: Tensor) -> None:
-        if not torch.is_grad_enabled() and self.capture.root not in observed:
-            self.capture.mark_returned(self.this)
-            self.capture.current = self.this  # what is recomputed from here on belongs to it
-
-    def predicts(self, g: Tensor) -> None:  # on what the loss is computed from
-        found = None if torch.is_grad_enabled() else self.capture.outputs.pop(self.this, None)
-        if found is not None and self.this.tape and self.capture.on_output is not None:
-            self.capture.on_output(self.this, *found)

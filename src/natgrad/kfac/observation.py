@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.hooks import Capture, observed
+from natgrad.capture.hooks import Capture
+from natgrad.capture.output_hooks import observed
 from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
 from natgrad.comm.layouts import full_tensor, reshard_like
@@ -61,6 +62,9 @@ class Observation:
         tape = [(use, full_tensor(x), edge, view) for use, x, edge, view in this.tape]
         self.capture.mark_returned(this)
         generator = self._generator(output.device)
+        likelihood = getattr(self.curvature, "likelihood", None)
+        if likelihood is not None:
+            this.drawn += likelihood.terms(full_tensor(output), full_tensor(targets))
         vectors = self.curvature.vectors(full_tensor(output), full_tensor(targets), generator)
         found_any = False
         for draw, vector in enumerate(vectors):

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.comm.layouts import full_tensor
+from natgrad.errors import SettingError
 from natgrad.kfac.ranks.team import Team
-from natgrad.kfac.settings import Values
+from natgrad.kfac.settings import KFACSettings, Values
+from natgrad.schedules import LevenbergMarquardt
 
 
 class QuadraticModel:
@@ -64,3 +66,33 @@ class QuadraticModel:
         predicted = change * self._weight + curved_change
         actual, predicted = self.team.total([actual, predicted]).tolist()
         return actual / predicted if predicted else float("nan")
+
+
+class AdaptsDamping:
+    """The method of `natgrad.KFAC` that adapts its damping."""
+
+    settings: KFACSettings
+    prediction: QuadraticModel
+    steps: int
+
+    def adapt(self, before: Tensor | float, after: Tensor | float) -> float:
+        """Adapt the damping to how much a step has lowered the loss of one batch.
+
+        Only with ``damping=LevenbergMarquardt(...)``; does nothing between its steps. Returns the
+        damping.
+
+        Arguments:
+            before: the loss of the batch before ``optimizer.step()``.
+            after: the loss of the same batch after it.
+        """
+        rule = self.settings.damping
+        if not isinstance(rule, LevenbergMarquardt):
+            raise SettingError(
+                f"adapt() needs a damping that adapts, but damping is {rule!r}: pass "
+                "damping=natgrad.schedules.LevenbergMarquardt() to KFAC."
+            )
+        if self.prediction.remembered:
+            now = self.settings.at(max(0, self.steps - 1))
+            ratio = self.prediction.ratio(float(before), float(after), now)
+            self.settings.adapted = rule.next(self.settings.adapted, ratio)
+        return self.settings.adapted

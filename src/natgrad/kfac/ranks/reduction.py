@@ -1,10 +1,10 @@
 """Sums of all ranks, brought together at the ranks that keep a factor.
 
-    A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r samples_r
+    A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r terms_r
 
-A rank's sum ``S_r`` of G is scaled by its own number of samples before it travels and divided by
-that of all ranks afterwards; A is divided by the positions of all ranks. So each sample counts
-once, however unevenly the samples lie on the ranks.
+A rank's sum ``S_r`` of G is scaled by its own number of terms of the loss (samples, unless it was
+found) before it travels and divided by that of all ranks afterwards; A is divided by the positions
+of all ranks. So each of them counts once, however unevenly they lie on the ranks.
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
 all ranks, and are waited for at the step (`summing`). One pass of a step does so, the last one.
@@ -45,6 +45,8 @@ class StepTotals:
     counts: dict[FactorId, float]
     gradients: dict[str, int]  # how many ranks have the gradients of a block
     late: bool = False  # there are sums that have not left
+    terms: float = 0.0  # of the loss
+    votes: tuple[float, ...] = ()  # for what it is
     rescaled: bool = False  # more samples came to a rank after its sums had left
     largest: dict[FactorId, float] = field(default_factory=dict)  # no share is above it
 
@@ -120,11 +122,11 @@ class Reducer:
         """What this rank folds, of all ranks' sums since the last step."""
         blocks, scale, samples = self.team.blocks.values(), step.statistics_scale, step.samples or 0
         if self.team.alone:
-            return self._finish_alone(samples, step.passes, scale)
+            return self._finish_alone(samples, step, scale)
         if not self.team.units:
             for index in range(self._next, len(self.buckets)):
                 self._launch(index, scale, last=True)
-        totals = self._totals(samples, step.passes, scale)
+        totals = self._totals(samples, step, scale)
         self._unit = {factor: _unit(most) for factor, most in totals.largest.items()}
         if totals.late:  # nothing has left yet, or a pass came after its sums had
             for index in range(len(self.buckets)):
@@ -134,26 +136,29 @@ class Reducer:
         new_sums: dict[Block, NewSums] = {block: {} for block in blocks}
         for (name, factor), total in self._arrivals().items():
             block = self.team.blocks[name]
-            divisor = totals.samples
+            divisor = totals.terms
             if not block.factors[factor].of_gradients:
-                divisor = int(totals.counts[name, factor])
+                divisor = totals.counts[name, factor]
             if divisor and totals.counts[name, factor]:
                 new_sums[block][factor] = (total, 1.0 / divisor)
         for block in blocks:  # what does not travel: the owner's own batch stands for all
             own = {n for n in self.team.keeps[block] if (block.name, n) not in self.reduced}
-            new_sums[block] |= _means(block, block.take_sums(own), samples, scale)
+            new_sums[block] |= _means(block, block.take_sums(own), step.terms, scale)
         return totals, new_sums
 
     def _finish_alone(
-        self, samples: int, passes: int, scale: float
+        self, samples: int, step: Step, scale: float
     ) -> tuple[StepTotals, dict[Block, NewSums]]:
         sums = {block: block.take_sums() for block in self.team.blocks.values()}
         counts: dict[FactorId, float] = {}
         for block, own in sums.items():
             for name, total in own.items():
                 counts[block.name, name] = float(total.count)
-        new_sums = {block: _means(block, own, samples, scale) for block, own in sums.items()}
-        return StepTotals(samples, True, passes, counts, {}), new_sums
+        new_sums = {block: _means(block, own, step.terms, scale) for block, own in sums.items()}
+        totals = StepTotals(
+            samples, True, step.passes, counts, {}, terms=step.terms, votes=step.votes
+        )
+        return totals, new_sums
 
     def _launch(self, index: int, scale: float, *, last: bool = False) -> None:
         """Send the sums of a bucket, zeros where there are none: other ranks wait for them.
@@ -212,7 +217,7 @@ class Reducer:
         share = form.pack(kept) if self.team.packed else kept
         return share if factor == 1.0 else share * factor
 
-    def _totals(self, samples: int, passes: int, scale: float) -> StepTotals:
+    def _totals(self, samples: int, step: Step, scale: float) -> StepTotals:
         """One small sum of everything that all ranks must know."""
         blocks = list(self.team.blocks.values())
         counts: dict[FactorId, float] = {(b.name, n): 0.0 for b in blocks for n in b.factors}
@@ -226,11 +231,13 @@ class Reducer:
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
         rescaled = any(sent.scale != scale for sent in self.in_flight)
         present = [block.has_gradient for block in blocks]
-        mine = [samples, samples**2, passes, late, rescaled, *present]
+        found = (step.terms, *step.votes)
+        mine = [samples, samples**2, step.passes, late, rescaled, *found, *present]
         largest = self._largest(scale) if self.team.units else {}
         n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(
             [float(number) for number in (*mine, *counts.values(), *largest.values())]
         ).tolist()
+        (terms, *votes), rest = rest[: len(found)], rest[len(found) :]
         having, rest = rest[: len(blocks)], rest[len(blocks) :]
         return StepTotals(
             int(n),
@@ -239,6 +246,8 @@ class Reducer:
             dict(zip(counts, rest, strict=False)),
             {block.name: int(k) for block, k in zip(blocks, having, strict=True)},
             bool(any_late),
+            terms,
+            tuple(votes),
             bool(any_rescaled),
             dict(zip(largest, rest[len(counts) :], strict=True)),
         )
@@ -272,15 +281,15 @@ class Reducer:
         return found
 
 
-def _means(block: Block, sums: Sums, samples: int, scale: float) -> NewSums:
-    """Sums of this rank, each with what makes it a mean over samples or positions."""
+def _means(block: Block, sums: Sums, terms: float, scale: float) -> NewSums:
+    """Sums of this rank, each with what makes it a mean over terms or positions."""
     return {
         name: (
             total.kept,
-            scale**2 / samples if block.factors[name].of_gradients else 1.0 / total.count,
+            scale**2 / terms if block.factors[name].of_gradients else 1.0 / total.count,
         )
         for name, total in sums.items()
-        if total.count and samples
+        if total.count and terms
     }
 
 
