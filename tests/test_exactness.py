@@ -11,7 +11,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from cases import Twice
-from natgrad import KFAC, Diagonal, ExactFisher, Full, Kronecker, MonteCarloFisher, UnitWise
+from natgrad import (
+    KFAC,
+    Diagonal,
+    ExactFisher,
+    Full,
+    Kronecker,
+    MeanLoss,
+    MonteCarloFisher,
+    UnitWise,
+)
 from natgrad.curvature import Bernoulli, Categorical, Gaussian
 from oracles import close
 
@@ -47,6 +56,7 @@ def observed(model, x, structure, curvature, targets=None):
         refresh_every=1,
         structure=structure,
         curvature=curvature,
+        loss=MeanLoss(),  # a sample is one term, whatever its output
     )
     model.zero_grad()
     out = model(x)

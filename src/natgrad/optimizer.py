@@ -75,7 +75,8 @@ class NaturalMuon(Optimizer):
             fused projections (query, key and value; gate and up) by their usual names.
         max_dim: widest factor of a layer that is kept whole; of a wider one diagonal blocks or the
             diagonal. None keeps all of them whole.
-        loss: which axis of the batch the samples are on, and terms that differ between layers.
+        loss: which axis of the batch the samples are on, and terms that differ between layers; None
+            finds what matters of it.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
         scaler: the ``torch.amp.GradScaler`` that scales the loss; the one that steps is found if it
@@ -106,7 +107,7 @@ class NaturalMuon(Optimizer):
         exclude: Iterable[Pattern] | Pattern = (),
         split: Split | None = None,
         max_dim: int | None = MAX_DIM,
-        loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
+        loss: MeanLoss | SumLoss | None = None,
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,

@@ -2,17 +2,17 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp import GradScaler
-from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from natgrad.capture.chosen import chooser_of
 from natgrad.capture.discovery import Choice, Pattern, StructureOf, discover
 from natgrad.capture.hooks import Capture
-from natgrad.capture.passes import Pass, entering_share
+from natgrad.capture.passes import entering_share
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.capture.wrappers import (
@@ -40,9 +40,10 @@ from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
 from natgrad.kfac.inspection import Inspection
+from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.low_rank import LowRankGradients
 from natgrad.kfac.motion import motion_of
-from natgrad.kfac.observation import Observation
+from natgrad.kfac.observation import Observation, Observing
 from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks import agreement
 from natgrad.kfac.ranks.distributed import Distributed
@@ -53,7 +54,7 @@ from natgrad.kfac.ranks.team import Team, world_of
 from natgrad.kfac.refresh import Refresh
 from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
-from natgrad.kfac.step import StatisticsScale, Step
+from natgrad.kfac.step import Step
 from natgrad.kfac.update import Update
 from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length
@@ -62,7 +63,7 @@ from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
 from natgrad.structures import MAX_DIM, Identity
 
 
-class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
+class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer):
     """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
 
     ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
@@ -74,7 +75,8 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
             reads their learning rates.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
             number, a function of the step, ``Relative()`` to the curvature itself, or
-            ``LevenbergMarquardt()``, which adapts it.
+            ``LevenbergMarquardt()``, which adapts it. None is 0.01, or ``Relative(0.1)`` where the
+            scale of the loss is not known.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
         kl_clip: bound on how far a step may move the predictions; a number, a function of the step,
@@ -93,8 +95,8 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         geometry: what is steepest in coordinates of the curvature: ``Euclidean()`` is the natural
             gradient, ``Spectral()`` its polar factor.
         length: of each layer's step, ``Rms()`` or ``OutputChange()``, so that the learning rate is
-            the length; None leaves it to the KL clip, and is ``Rms()`` where a geometry has no
-            length of its own.
+            the length, or ``lengths.Graft()``, as long as the gradient; None leaves it to the KL
+            clip, and is ``Rms()`` where a geometry has no length of its own.
         momentum: weight of the past in a running mean of gradients that steps follow, for an
             optimizer that has none; a number or a function of the step.
         include: patterns of module names, or modules, that are preconditioned; None for all.
@@ -103,7 +105,8 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
             ``{"*.c_attn": (d, d, d)}``; None finds fused projections by their usual names.
         max_dim: widest factor that is kept whole, of wider ones only diagonal blocks or a diagonal
             (``coverage()`` says of which); None keeps all of them whole.
-        loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
+        loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``;
+            None finds it from the gradient at the model's output.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
@@ -117,7 +120,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
-        damping: float | Relative | Schedule | LevenbergMarquardt = 0.01,
+        damping: float | Relative | Schedule | LevenbergMarquardt | None = None,
         factor_decay: float | Schedule = 0.95,
         kl_clip: float | Schedule | None = 1e-3,
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
@@ -134,7 +137,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         exclude: Iterable[Pattern] | Pattern = (),
         split: Split | None = None,
         max_dim: int | None = MAX_DIM,
-        loss: MeanLoss | SumLoss = MeanLoss(),  # noqa: B008 (frozen)
+        loss: MeanLoss | SumLoss | None = None,
         distributed: Distributed = Distributed(),  # noqa: B008 (frozen)
         factor_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,
@@ -147,8 +150,9 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
             arguments.check_choices(curvature, structure, inverse)
             arguments.check_groups(loss, distributed)
             arguments.check_motion(geometry, length, inverse or Eigen())
+            finds, loss = loss is None, loss or MeanLoss()
             self.settings = KFACSettings(
-                damping, factor_decay, kl_clip, norm_damping, momentum, loss
+                damping, factor_decay, kl_clip, norm_damping, momentum, loss, finds
             )
             motion, some = motion_of(geometry, length, momentum), subsample_of(statistics)
             arguments.check_max_dim(max_dim)
@@ -198,14 +202,14 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         )
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
         if self.curvature.observes:
-            self.capture.on_output = self._observe_prediction
+            self.capture.on_output = self.observe_prediction
         self.reducer = Reducer(self.team)
-        self.scale = StatisticsScale(
-            self.settings, self.capture, scaler, observed=self.curvature.observes
-        )
+        matters = motion.length is None or not isinstance(damping, Relative)
+        found = (self.settings, self.capture, scaler, self.curvature)
+        self.finding = LossFinding(*found, enabled=matters)
         self._overlap(model)
         parts = (self.team, self.reducer, self.capture, self.statistics)
-        self.updating = Update(*parts, self.curvature, self.update_clocks)
+        self.updating = Update(*parts, self.curvature, self.update_clocks, self.finding)
         self.refreshing = Refresh(self.team, self.refresh_clocks)
         self.compiled = Compiled(model)
         # Hooks on every step would be traced into compiled code; other ranks have other batches.
@@ -243,6 +247,9 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
             if now.updates:
                 with self.watch("fold"):
                     self._warn(self.updating(now))
+                if self.finding.settled:
+                    weight = self.finding(samples).first
+                    now = replace(now, values=self.settings.at(self.steps), gradient_weight=weight)
             with self.watch("refresh"):
                 self._warn(self.refreshing(now))
             with self.watch("apply"):
@@ -258,16 +265,19 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
                 "step() was called after detach(), which takes K-FAC off the model for good: leave "
                 "the call out, or make a new KFAC."
             )
-        loss_scale = unscale(self.scaler, self.rates.optimizers)
+        loss_scale, found = unscale(self.scaler, self.rates.optimizers), self.finding(samples)
         return Step(
             index=self.steps,
             values=self.settings.at(self.steps),
             due=self.statistics.due,
             samples=samples or self.capture.samples(),
+            terms=found.terms,
             passes=len(self.capture.passes),
-            statistics_scale=self.scale(samples),
+            statistics_scale=found.scale,
             loss_scale=loss_scale,
             share=entering_share(self.capture.passes),
+            gradient_weight=found.first,
+            votes=found.votes,
         )
 
     def _prepare(self) -> None:
@@ -282,7 +292,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         self.reducer.begin(due)
         self.low_rank.forget()
         self.compiled.run_eagerly(bool(due))
-        counts = self.settings.reduction == "sum" or self.gradients.are_local
+        counts = self.finding.prepare(updates=bool(due)) or self.gradients.are_local
         self.capture.watch(layers=bool(due), samples=bool(due) or (counts and not self.detached))
 
     def _overlap(self, model: nn.Module) -> None:
@@ -291,7 +301,7 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
         if is_last is None or self.team.units:
             return
         self.reducer.overlaps = True
-        overlap = Overlap(self.reducer, is_last, self.scale)
+        overlap = Overlap(self.reducer, is_last, self.finding.statistics_scale)
         # Several gradients are drawn for one output; all of them are there after observe().
         (self.observation if self.curvature.observes else self.statistics).on_complete = overlap
 
@@ -305,31 +315,11 @@ class KFAC(Inspection, Attaching, Adapting, Saving, FollowsOptimizer):
                 self._warned.add(problem)
                 warnings.warn(problem, stacklevel=4)  # step() is wrapped by no_grad()
 
-    def _observe_prediction(self, this: Pass, start: GradientEdge, output: Tensor) -> None:
-        """As the backward pass reaches what the model has predicted, if nobody has observed it."""
-        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
-        self.observation.send_back(this, start, output, None, scale)
-
-    def observe(self, output: Tensor, targets: Tensor | None = None) -> None:
-        """Show the model's output, before ``loss.backward()``, to a Fisher that is not empirical.
-
-        Needed only where K-FAC cannot see it for itself: where it is not what the model returns
-        (itself, its ``logits``, or the first tensor of a tuple or mapping), where some positions
-        are ignored, or in compiled models. Free on steps that update nothing.
-
-        Arguments:
-            output: what the model has returned, with its graph.
-            targets: only say which positions are ignored.
-        """
-        if self.capture.armed and self.curvature.observes:
-            scale = self.scaler.get_scale() if self.scaler is not None else 1.0
-            self.observation(output, targets, scale)
-
     def discard(self) -> None:
         """Forget the statistics since the last step, of a batch that will not be stepped on.
 
         Of several ranks all must do so."""
-        self.reducer.discard(self.scale())
+        self.reducer.discard(self.finding.statistics_scale())
         for block in self.blocks:
             block.take_sums()
         self._prepare()

@@ -13,14 +13,17 @@ from natgrad import (
     Eigen,
     Full,
     Kronecker,
+    MeanLoss,
     OutputChange,
     Relative,
     Rms,
     Spectral,
+    SumLoss,
     UnitWise,
 )
 from natgrad.errors import CoverageError, SettingError
 from natgrad.geometry import Elementwise, Euclidean
+from natgrad.lengths import Graft
 from natgrad.linalg.polar import exact_polar
 from natgrad.structures import Identity
 from oracles import close
@@ -190,6 +193,55 @@ def test_outputs_change_by_one(name, structure, geometry):
             p += p.grad
         moved = model(*x) - before
     assert close(moved.square().mean(), torch.ones((), dtype=torch.float64), 1e-8)
+
+
+@pytest.mark.parametrize("structure", [Kronecker(), EKFAC(), UnitWise(), Full()], ids=repr)
+@layers
+def test_as_long_as_the_gradient(name, structure):
+    """The direction is that of the step without a length, beside which it is held."""
+    _, before, after = stepped(name, structure, Euclidean(), length=Graft())
+    _, _, free = stepped(name, structure, Euclidean())
+    assert close(after, free * (before.norm() / free.norm()))
+    assert not close(after, before, 1e-3)
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), Spectral()], ids=repr)
+def test_as_long_as_the_gradient_of_the_loss_as_written(geometry):
+    """A sum keeps the length of a sum; a gradient that is nothing gives no step."""
+    case, found = BY_NAME["linear"], {}
+    settings = {"geometry": geometry, "length": Graft(), "damping": Relative()}
+    for loss in (MeanLoss(), SumLoss()):
+        model = case.model()
+        kfac = KFAC(model, loss=loss, **settings)
+        getattr(losses(case, model(*case.data(3, 0))), loss.reduction)().backward()
+        raw = torch.cat([p.grad.flatten() for p in model.parameters()])
+        kfac.step()
+        found[loss.reduction] = torch.cat([p.grad.flatten() for p in model.parameters()])
+        assert close(found[loss.reduction].norm(), raw.norm())
+    assert close(found["sum"], 3 * found["mean"], 1e-8)
+    for p in model.parameters():
+        p.grad = None
+    (0 * losses(case, model(*case.data(3, 0))).sum()).backward()
+    kfac.step()
+    assert all(not p.grad.any() for p in model.parameters())
+
+
+def test_as_long_as_the_momentum_that_it_follows():
+    case = BY_NAME["linear"]
+    model = case.model()
+    kfac = KFAC(model, length=Graft(), momentum=0.5, damping=Relative())
+    for step in range(3):
+        model.zero_grad()
+        losses(case, model(*case.data(3, step))).mean().backward()
+        (block,) = kfac.blocks
+        raw = torch.zeros(block.shape, dtype=torch.float64)
+        block.layers[0].load(raw, lambda p: p.grad)
+        kfac.step()
+        momentum, weight = block.moments["momentum"], block.moments["weight"]
+        followed = 0.5 * raw + 0.5 * momentum / weight
+        after = torch.zeros(block.shape, dtype=torch.float64)
+        block.layers[0].load(after, lambda p: p.grad)
+        assert close(after.norm(), followed.norm())
 
 
 def test_a_length_needs_the_inputs():

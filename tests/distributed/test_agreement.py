@@ -117,7 +117,7 @@ class TestDifferentSettings:
     @pytest.mark.parametrize(
         ("one", "other", "difference"),
         [
-            ({}, {"damping": 0.1}, "damping: 0.01 on rank 0, 0.1 on rank 1"),
+            ({}, {"damping": 0.1}, "damping: None on rank 0, 0.1 on rank 1"),
             ({"factor_decay": 0.5}, {}, "factor_decay: 0.5 on rank 0, 0.95 on rank 1"),
             (
                 {},

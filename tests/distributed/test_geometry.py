@@ -28,6 +28,7 @@ METHODS = {
     # Seen by a hook, without observe(); enumerated and not drawn, so that ranks have no own dice.
     "exact": {"curvature": natgrad.ExactFisher(), "inverse": natgrad.Cholesky()},
     "output": {"length": natgrad.OutputChange(), "geometry": natgrad.geometry.Euclidean()},
+    "graft": {"length": natgrad.lengths.Graft(), "geometry": natgrad.geometry.Euclidean()},
 }
 
 

@@ -35,10 +35,11 @@ from natgrad.capture.backwards import (
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
+from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
-from natgrad.capture.tensor_hooks import GradientHook, OutputHook, Use, View, observed
+from natgrad.capture.tensor_hooks import GradientHook, Use, View
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
@@ -72,6 +73,7 @@ class Capture:
         self.on_output: Callable[[Pass, GradientEdge, Tensor], None] | None = None
         self.waiting: dict[GradientHook, None] = {}  # for further gradients of a retained graph
         self._before: Pass | None = None
+        self.reads = False  # the weights of the loss's terms, at the model's output
         self.restarted = False  # a pass before was thrown away
         self.expects_restarts = False  # which is as it should be
         # Layers: one whose gradient the loss depends on, one without a graph before the backward.
@@ -203,9 +205,13 @@ class Capture:
             return
         self._before = None
         self._cut.forget()
-        if self.taping and this.tape and (main := prediction(out)) is not None:
-            self.outputs[this] = get_gradient_edge(main), main.detach()
-            main.register_hook(OutputHook(self, this).predicts)
+        tapes = self.taping and bool(this.tape)
+        if (tapes or self.reads) and (main := prediction(out)) is not None:
+            if tapes:
+                self.outputs[this] = get_gradient_edge(main), main.detach()
+                main.register_hook(OutputHook(self, this).predicts)
+            if self.reads:
+                main.register_hook(WeightsHook(self.root, this, main))
         for tensor in tensors_of(out):
             if tensor.requires_grad:
                 tensor.register_hook(OutputHook(self, this))

@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge
 from torch.nn.utils.rnn import PackedSequence
 
 from natgrad.capture.blocks import Block
+from natgrad.capture.output_hooks import Reading
 
 
 class Pass:
@@ -36,6 +37,8 @@ class Pass:
         self.seen: Counter[int] = Counter()  # sizes of the batches that layers saw
         self.rows = 0  # the largest of those that a gradient came back to
         self.returned = False
+        self.weights: Reading | None = None  # of the loss's terms, if they were read
+        self.drawn = 0.0  # terms that a Fisher has sent vectors back from
         self.doubt = ""
         self.calls: Counter[Block] = Counter()
         self.hooked: Counter[Block] = Counter()

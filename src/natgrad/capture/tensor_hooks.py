@@ -1,22 +1,19 @@
-"""Hooks on tensors: on a layer's output, where its gradient meets its input, and on the model's."""
+"""The hook on a layer's output, where its gradient meets its input."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from natgrad.capture.backwards import reaches
 from natgrad.capture.blocks import Block
+from natgrad.capture.output_hooks import observed
 from natgrad.capture.passes import Pass
 from natgrad.layers import Layer
 
 if TYPE_CHECKING:
     from natgrad.capture.hooks import Capture
-
-# Models through which vectors of a Fisher are sent back at this moment: these are no gradients of
-# their losses, and no other preconditioner of the same model may take them for that.
-observed: set[nn.Module] = set()
 
 Use = tuple[Block, Layer[Any]]
 View = Callable[[Tensor], Tensor]
@@ -60,26 +57,3 @@ class GradientHook:
         if not torch.is_grad_enabled():
             layer = self.use[1]
             self.capture.second_order = f"{layer.kind} {layer.name!r}"
-
-
-class OutputHook:
-    """The hook on the model's own output, before the backward pass goes on into the model."""
-
-    def __init__(self, capture: "Capture", this: Pass) -> None:
-        self.capture, self.this = capture, this
-
-    def __call__(self, g: Tensor) -> None:
-        capture = self.capture
-        if torch.is_grad_enabled() or capture.root in observed:
-            return
-        capture.backwards.arrived()
-        if capture.counts_at_output():
-            capture.mark_returned(self.this)
-        capture.current = self.this  # what is recomputed from here on belongs to it
-
-    def predicts(self, g: Tensor) -> None:  # on what the loss is computed from
-        if torch.is_grad_enabled() or not self.capture.counts_at_output():
-            return
-        found = self.capture.outputs.pop(self.this, None)
-        if found is not None and self.this.tape and self.capture.on_output is not None:
-            self.capture.on_output(self.this, *found)

@@ -59,6 +59,16 @@ class Likelihood(ABC):
             output: the network's output, ``[n, …]``.
         """
 
+    def terms(self, output: Tensor, targets: Tensor | None = None) -> int:
+        """How many terms a cross-entropy with these outputs has: samples, unless a class says
+        otherwise.
+
+        Arguments:
+            output: the network's output, ``[n, …]``.
+            targets: say which positions count.
+        """
+        return len(output)
+
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
@@ -113,6 +123,12 @@ class Categorical(Likelihood):
     def passes(self, output: Tensor) -> int:
         self._axis(output)
         return output.shape[1:].numel()
+
+    def terms(self, output: Tensor, targets: Tensor | None = None) -> int:
+        """Positions that are not ignored."""
+        ignored = self._ignored(output, targets)
+        positions = output.numel() // output.shape[self._axis(output)]
+        return positions - (0 if ignored is None else int(ignored.sum()))
 
     def _axis(self, output: Tensor) -> int:
         if output.dim() < 2:
@@ -209,6 +225,10 @@ class Bernoulli(Likelihood):
 
     def passes(self, output: Tensor) -> int:
         return _full(output).shape[1:].numel()
+
+    def terms(self, output: Tensor, targets: Tensor | None = None) -> int:
+        """Every entry is one."""
+        return output.numel()
 
 
 def precise(output: Tensor, what: str) -> Tensor:

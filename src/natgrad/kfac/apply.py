@@ -59,8 +59,10 @@ class Preconditioning:
         self._prepare()
         scale = self._collect(step)
         # Of a step that is no multiple of the gradient, or follows a mean of many, the gradient
-        # itself must be of the mean loss.
+        # itself must be of the mean loss; or of the loss as written, if that says how long it is.
         before, scale = (1.0, scale) if self._plain else (scale, 1.0)
+        if self.motion.length is not None and self.motion.length.of_gradient:
+            before = 1.0
         dots = torch.zeros(len(self.team.blocks), dtype=self.team.dtype, device=self.team.device)
         outers = self._outers(step.loss_scale) if self.low_rank.found else {}
         complete = self._precondition(step, before, outers, dots)
@@ -134,9 +136,15 @@ class Preconditioning:
         mean loss of a term."""
         samples = self.gradients.agree(step.samples, self.ready)
         weight = 1.0
+        found = step.gradient_weight
         if self.gradients.are_local and self.settings.reduction == "mean":
             weight = (step.samples or 0) / samples if samples else 1.0 / self.team.size
-        scale = self._gradient_scale(samples if self.gradients.are_local else step.samples, step)
+        if found is not None:  # of the sum of all ranks, which DDP and FSDP have divided by them
+            ranks = 1 if self.gradients.are_local else self.team.size
+            scale = ranks / (found if self.team.alone else float(self.team.total([found])[0]))
+        else:
+            own = samples if self.gradients.are_local else step.samples
+            scale = self._gradient_scale(own, step)
         rule = self.settings.damping
         if isinstance(rule, LevenbergMarquardt) and step.index % rule.every == 0:
             share = weight if self.gradients.are_local else 1.0 / self.team.size

@@ -94,8 +94,8 @@ def check_motion(geometry: Any, length: Any, inverse: Inverse) -> None:
         )
     if length is not None and not isinstance(length, Length):
         raise SettingError(
-            f"length is {length!r} but must be a length or None: pass natgrad.Rms() or "
-            "natgrad.OutputChange(), or leave it out for the KL clip."
+            f"length is {length!r} but must be a length or None: pass natgrad.Rms(), "
+            "natgrad.OutputChange() or natgrad.lengths.Graft(), or leave it out for the KL clip."
         )
     geometry.check(inverse)
 
@@ -106,10 +106,10 @@ def group_of(distributed: Any) -> Group:
 
 
 def check_groups(loss: Any, distributed: Any) -> None:
-    if not isinstance(loss, MeanLoss | SumLoss):
+    if loss is not None and not isinstance(loss, MeanLoss | SumLoss):
         raise SettingError(
             f"loss is {loss!r} but must say how the loss adds up its samples: pass "
-            "natgrad.MeanLoss() or natgrad.SumLoss()."
+            "natgrad.MeanLoss() or natgrad.SumLoss(), or leave it out and it is found."
         )
     if not isinstance(distributed, Distributed):
         placement = callable(distributed) and not isinstance(distributed, type)

@@ -20,10 +20,10 @@ from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.arguments import check_optimizers
 from natgrad.kfac.attaching import Attachment
 from natgrad.kfac.clipping import LearningRates
+from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.ranks.gradients import Gradients
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
-from natgrad.kfac.step import StatisticsScale
 
 
 class FollowsOptimizer:
@@ -35,7 +35,7 @@ class FollowsOptimizer:
     team: Team
     rates: LearningRates
     attachment: Attachment | None
-    scale: StatisticsScale
+    finding: LossFinding
 
     def use_scaler(self, scaler: GradScaler) -> None:
         """The loss is scaled by this one from now on.
@@ -43,7 +43,7 @@ class FollowsOptimizer:
         Arguments:
             scaler: of the training loop.
         """
-        self.scaler = self.scale.scaler = scaler
+        self.scaler = self.finding.scaler = scaler
 
     @property
     def optimizer(self) -> Optimizer | tuple[Optimizer, ...] | None:

@@ -4,6 +4,7 @@
     m'    = (1 - beta) grad + beta m / weight      Nesterov's look ahead, without bias
     step  = geometry(m')                           steepest in coordinates of the curvature
     step <- step / length(step)                    if each layer has a length of its own
+    step <- step length(m')                        if that is the gradient's
 
 What is kept between steps lives in the `Block` and on the ranks that precondition it: a layer's
 momentum is kept once for each copy of its inverse, and not once a rank.
@@ -97,10 +98,14 @@ class Mover:
             self._remember(block, raw, kept, beta)
         self.motion.geometry.step(block, flat, kept, damping, found)
         if self.motion.length is not None:
-            squares = self.motion.length.squares(block, found).view(raw.shape[:2]).mean(1)
+            length = self.motion.length
+            squares = length.squares(block, found).view(raw.shape[:2]).mean(1)
             # A step that is nothing has no direction, and stays nothing.
             tiny = torch.finfo(squares.dtype).tiny
-            out *= squares.clamp(min=tiny).rsqrt_().view(-1, 1, 1, 1)
+            factor = squares.clamp(min=tiny).rsqrt_()
+            if length.of_gradient:
+                factor *= length.squares(block, flat).view(raw.shape[:2]).mean(1).sqrt_()
+            out *= factor.view(-1, 1, 1, 1)
 
     def _remember(
         self, block: Decomposed, raw: Tensor, kept: Mapping[str, Tensor], beta: float

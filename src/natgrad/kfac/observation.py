@@ -11,13 +11,14 @@ from hashlib import sha256
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.autograd.graph import GradientEdge
 
 from natgrad.capture.blocks import Block
 from natgrad.capture.hooks import Capture
+from natgrad.capture.output_hooks import observed
 from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
-from natgrad.capture.tensor_hooks import observed
 from natgrad.comm.layouts import full_tensor, reshard_like
 from natgrad.curvature.fisher import Fisher, MonteCarloFisher
 from natgrad.errors import CaptureError
@@ -62,6 +63,9 @@ class Observation:
         tape = [(use, full_tensor(x), edge, view) for use, x, edge, view in this.tape]
         self.capture.mark_returned(this)
         generator = self._generator(output.device)
+        likelihood = getattr(self.curvature, "likelihood", None)
+        if likelihood is not None:
+            this.drawn += likelihood.terms(full_tensor(output), full_tensor(targets))
         vectors = self.curvature.vectors(full_tensor(output), full_tensor(targets), generator)
         found_any = False
         for draw, vector in enumerate(vectors):
@@ -118,3 +122,39 @@ class Observation:
         if isinstance(self.curvature, MonteCarloFisher) and self.generator is None:
             self.generator = self.curvature.generator(device, self.rank)
         return self.generator
+
+
+class Observing:
+    """The methods of `natgrad.KFAC` that show a Fisher what the model has predicted."""
+
+    scaler: GradScaler | None
+    capture: Capture
+    curvature: Fisher
+    observation: Observation
+
+    def observe(self, output: Tensor, targets: Tensor | None = None) -> None:
+        """Show the model's output, before ``loss.backward()``, to a Fisher that is not empirical.
+
+        Needed only where K-FAC cannot see it for itself: where it is not what the model returns
+        (itself, its ``logits``, or the first tensor of a tuple or mapping), where some positions
+        are ignored, or in compiled models. Free on steps that update nothing.
+
+        Arguments:
+            output: what the model has returned, with its graph.
+            targets: only say which positions are ignored.
+        """
+        if self.capture.armed and self.curvature.observes:
+            self.observation(output, targets, self._loss_scale())
+
+    def observe_prediction(self, this: Pass, start: GradientEdge, output: Tensor) -> None:
+        """As the backward pass reaches what the model has predicted, if nobody has observed it.
+
+        Arguments:
+            this: the forward pass that it is the prediction of.
+            start: where it came from in the graph.
+            output: what the model has predicted.
+        """
+        self.observation.send_back(this, start, output, None, self._loss_scale())
+
+    def _loss_scale(self) -> float:
+        return self.scaler.get_scale() if self.scaler is not None else 1.0

@@ -7,6 +7,8 @@ the loss is a sum and ``g / (N T)`` if it is a mean, so captured gradients are m
 ``statistics_scale``; the gradient itself is brought to the mean loss of a term. Damping and KL clip
 then carry over between batch sizes, micro-batches, image sizes and window lengths.
 
+If nobody says what the loss is, it is found (`natgrad.kfac.loss_finding`).
+
 At first the loss of a sample was the sum over its terms. The default damping and clip were then T
 times too small, and a U-Net with 4,096 labelled pixels hardly moved. docs/scale.md has the whole
 convention.
@@ -15,7 +17,7 @@ convention.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from natgrad.capture.blocks import Block
 from natgrad.checks import FRACTION, NOT_NEGATIVE, POSITIVE
@@ -30,6 +32,25 @@ _ALLOWED = {
     "norm_damping": NOT_NEGATIVE,
     "momentum": FRACTION,
 }
+
+
+DAMPING, RELATIVE_DAMPING = 0.01, Relative(0.1)
+
+
+class FoundLoss(NamedTuple):
+    """What the loss was in the last step that showed it. ``first``: sum of the weights of its
+    terms; ``terms``: how many of the same weight these are like."""
+
+    kind: Literal["mean", "other"]
+    first: float
+    terms: float
+    samples: int
+
+    def of(self, samples: int) -> "FoundLoss":
+        """Of as many samples, with as many terms each: a mean has smaller weights then."""
+        ratio = samples / self.samples
+        first = self.first if self.kind == "mean" else self.first * ratio
+        return FoundLoss(self.kind, first, self.terms * ratio, samples)
 
 
 @dataclass(frozen=True)
@@ -48,20 +69,25 @@ class Values:
 
     def damping_of(self, block: Block) -> Damping:
         """Norm layers have a damping of their own (Osawa 2019, sec. 4.2)."""
-        return self.damping * (self.norm_damping if block.normalises else 1.0)
+        own = self.norm_damping if block.normalises else 1.0
+        return self.damping if own == 1.0 else self.damping * own
 
 
 @dataclass
 class KFACSettings:
-    """``adapted`` is the damping as Levenberg-Marquardt has moved it."""
+    """``adapted`` is the damping as Levenberg-Marquardt has moved it. ``finds``: nobody has said
+    what the loss is; ``found``: what it is, and ``unknown`` that it fits no reading."""
 
-    damping: Damping | Schedule | LevenbergMarquardt
+    damping: Damping | Schedule | LevenbergMarquardt | None
     factor_decay: float | Schedule
     kl_clip: float | Schedule | None
     norm_damping: float | Schedule
     momentum: float | Schedule
     loss: MeanLoss | SumLoss
+    finds: bool = False
     adapted: float = 0.0
+    found: FoundLoss | None = None
+    unknown: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.damping, LevenbergMarquardt):
@@ -69,8 +95,8 @@ class KFACSettings:
         # Numbers are checked here, once; functions of the step at every step.
         for name, allowed in _ALLOWED.items():
             value = getattr(self, name)
-            clips_nothing = name == "kl_clip" and value is None
-            if not clips_nothing and not isinstance(value, LevenbergMarquardt | Relative):
+            optional = value is None and name in ("damping", "kl_clip")
+            if not optional and not isinstance(value, LevenbergMarquardt | Relative):
                 value_at(value, 0, name, allowed)
 
     def at(self, step: int) -> Values:
@@ -81,6 +107,8 @@ class KFACSettings:
                 found[name] = value_at(value, step, name, allowed)
             elif isinstance(value, LevenbergMarquardt):
                 found[name] = self.adapted
+            elif value is None and name == "damping":
+                found[name] = RELATIVE_DAMPING if self.unknown else DAMPING
             elif value is None or isinstance(value, Relative):
                 found[name] = value
             else:
@@ -89,8 +117,18 @@ class KFACSettings:
 
     @property
     def reduction(self) -> Literal["mean", "sum"]:
-        """What the loss is over the samples of a step."""
+        """What the loss is over the samples of a step. Of a sum the gradient is not yet that of a
+        mean."""
+        if self.finds:
+            return "sum" if self.found is not None and self.found.kind == "other" else "mean"
         return self.loss.reduction
+
+    @property
+    def terms_per_sample(self) -> float:
+        """As the user says, or as it was found."""
+        if not self.finds or self.found is None:
+            return self.loss.terms_per_sample
+        return self.found.terms / self.found.samples
 
     def statistics_scale(self, samples: int, *, observed: bool) -> float:
         """What captured gradients are multiplied by. Their outer products are averaged over N
@@ -103,4 +141,6 @@ class KFACSettings:
 
     def gradient_scale(self, samples: int) -> float:
         """What makes the gradient of the loss that of the mean loss of a term."""
+        if self.finds and self.found is not None:
+            return 1.0 if self.reduction == "mean" else 1.0 / self.found.of(samples).first
         return 1.0 if self.reduction == "mean" else 1.0 / (samples * self.loss.terms_per_sample)

@@ -18,6 +18,7 @@ from natgrad.comm.layouts import local
 from natgrad.curvature.fisher import Fisher
 from natgrad.errors import CaptureError
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.ranks.gradients import missing_somewhere
 from natgrad.kfac.ranks.reduction import Reducer, StepTotals
 from natgrad.kfac.ranks.team import Team
@@ -35,9 +36,11 @@ class Update:
         statistics: Statistics,
         curvature: Fisher,
         clocks: Clocks,
+        finding: LossFinding,
     ) -> None:
         self.team, self.reducer, self.capture = team, reducer, capture
         self.statistics, self.curvature, self.clocks = statistics, curvature, clocks
+        self.finding = finding
 
     def __call__(self, step: Step) -> list[str]:
         """Now that the number of samples is known. Returns warnings, a sentence each."""
@@ -53,6 +56,7 @@ class Update:
         if not totals.samples or not any(totals.counts.values()):
             self._complain_of_silence(step.index, blocks, totals)
             return []
+        found = self.finding.settle(totals.votes, step.samples or 0, step.loss_scale)
         estimates = [block.estimate(new_sums[block]) for block in blocks]
         for block, estimate, fits in zip(blocks, estimates, self._fit(estimates), strict=True):
             block.fold(estimate, fits, step.values.factor_decay)
@@ -62,6 +66,7 @@ class Update:
             for block, names in step.due.items()
             if names and totals.none_of(block, names) and _has_moved(block)
         ]
+        problems += found
         if not totals.even and not self.team.plan.world.gradients_are_local:
             problems.append(_UNEVEN)
         return problems

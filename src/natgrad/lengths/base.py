@@ -32,6 +32,12 @@ class Length(ABC):
         """Whether it depends on the curvature."""
         return False
 
+    @property
+    def of_gradient(self) -> bool:
+        """Whether a step shall be as long as the gradient that it follows, that of the loss as it
+        was written; otherwise its length is 1."""
+        return False
+
     @abstractmethod
     def squares(self, block: Decomposed, step: Tensor) -> Tensor:
         """The squared length of the step of each matrix, ``[b]``; the squared length of a block is

@@ -79,7 +79,7 @@ class NoisyKFAC:
     @property
     def _terms(self) -> float:
         """Of the losses of all samples; K-FAC's curvature is that of one of them."""
-        return self.samples * self.kfac.settings.loss.terms_per_sample
+        return self.samples * self.kfac.settings.terms_per_sample
 
     # Weights.
 

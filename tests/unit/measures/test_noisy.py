@@ -157,6 +157,7 @@ def test_a_step_is_kfacs_with_the_gradient_of_the_prior(reduction):
         assert torch.allclose(one, two, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:loss=MeanLoss")  # there is one term for four
 def test_terms_of_a_sample_share_the_prior():
     grads = []
     for terms in (1, 4):

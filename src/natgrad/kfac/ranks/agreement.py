@@ -18,6 +18,8 @@ from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.motion import Motion
 from natgrad.kfac.settings import KFACSettings
 
+_FOUND = ("adapted", "found", "unknown")  # in training
+
 
 def settings_to_compare(
     model: nn.Module,
@@ -30,7 +32,7 @@ def settings_to_compare(
     statistics: Subsample | None,
 ) -> dict[str, str]:
     """Everything that must be the same, by what a user calls it."""
-    given = (field.name for field in fields(settings) if field.name != "adapted")
+    given = (field.name for field in fields(settings) if field.name not in _FOUND)
     found = {name: text(getattr(settings, name)) for name in given}
     for each in clocks:
         a, g = (text(each.clocks[key].interval) for key in ("A", "G"))

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from natgrad.capture.blocks import Block
 from natgrad.capture.passes import Pass
 from natgrad.kfac.ranks.reduction import Reducer
-from natgrad.kfac.step import StatisticsScale
 
 
 class Overlap:
     """Called when all gradients of a block in a pass have been added to its sums."""
 
     def __init__(
-        self, reducer: Reducer, is_last: Callable[[], bool], scale: StatisticsScale
+        self, reducer: Reducer, is_last: Callable[[], bool], scale: Callable[[], float]
     ) -> None:
         self.reducer, self.is_last, self.scale = reducer, is_last, scale
 

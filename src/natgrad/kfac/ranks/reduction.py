@@ -2,10 +2,10 @@
 
     A = sum_r S_r / sum_r count_r,    G = sum_r scale_r^2 S_r / sum_r entered_r
 
-A rank's sum ``S_r`` of G is scaled by its own number of samples before it travels and divided by
-the number of those that entered the sums on all ranks afterwards (all of them, unless a share was
-chosen); A is divided by the positions of all ranks. So each sample counts once, however unevenly
-the samples lie on the ranks.
+A rank's sum ``S_r`` of G is scaled by its own number of terms of the loss (samples, unless it was
+found) before it travels and divided by the number of those that entered the sums on all ranks
+afterwards (all of them, unless a share of the samples was chosen); A is divided by the positions of
+all ranks. So each of them counts once, however unevenly they lie on the ranks.
 
 Buckets leave from inside the backward pass as soon as their layers are done, in the same order on
 all ranks, and are waited for at the step (`summing`). One pass of a step does so, the last one.
@@ -40,12 +40,14 @@ from natgrad.structures import Sums
 class StepTotals:
     """Over all ranks. ``counts``: terms in the sums of each factor, wherever they are kept."""
 
-    samples: float  # that the sums are over
+    samples: int
     even: bool  # all ranks saw equally many
     passes: int
     counts: dict[FactorId, float]
     gradients: dict[str, int]  # how many ranks have the gradients of a block
     late: bool = False  # there are sums that have not left
+    entered: float = 0.0  # terms of the loss that the sums are over
+    votes: tuple[float, ...] = ()  # for what the loss is
     rescaled: bool = False  # more samples came to a rank after its sums had left
     largest: dict[FactorId, float] = field(default_factory=dict)  # no share is above it
 
@@ -135,7 +137,7 @@ class Reducer:
         new_sums: dict[Block, NewSums] = {block: {} for block in blocks}
         for (name, factor), total in self._arrivals().items():
             block = self.team.blocks[name]
-            divisor = totals.samples
+            divisor = totals.entered
             if not block.factors[factor].of_gradients:
                 divisor = totals.counts[name, factor]
             if divisor and totals.counts[name, factor]:
@@ -153,7 +155,11 @@ class Reducer:
                 counts[block.name, name] = float(total.count)
         scale, entered = step.statistics_scale, step.entered
         new_sums = {block: _means(block, own, entered, scale) for block, own in sums.items()}
-        return StepTotals(entered, True, step.passes, counts, {}), new_sums
+        samples = step.samples or 0
+        totals = StepTotals(
+            samples, True, step.passes, counts, {}, entered=entered, votes=step.votes
+        )
+        return totals, new_sums
 
     def _launch(self, index: int, scale: float, *, last: bool = False) -> None:
         """Send the sums of a bucket, zeros where there are none: other ranks wait for them.
@@ -227,19 +233,23 @@ class Reducer:
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
         rescaled = any(sent.scale != scale for sent in self.in_flight)
         present = [block.has_gradient for block in blocks]
-        mine = [samples, samples**2, step.entered, step.passes, late, rescaled, *present]
+        found = (step.entered, *step.votes)
+        mine = [samples, samples**2, step.passes, late, rescaled, *found, *present]
         largest = self._largest(scale) if self.team.units else {}
-        n, squares, entered, all_passes, any_late, any_rescaled, *rest = self.team.total(
+        n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(
             [float(number) for number in (*mine, *counts.values(), *largest.values())]
         ).tolist()
+        (entered, *votes), rest = rest[: len(found)], rest[len(found) :]
         having, rest = rest[: len(blocks)], rest[len(blocks) :]
         return StepTotals(
-            entered,
+            int(n),
             abs(squares * self.team.size - n * n) < 0.5,
             int(all_passes),
             dict(zip(counts, rest, strict=False)),
             {block.name: int(k) for block, k in zip(blocks, having, strict=True)},
             bool(any_late),
+            entered,
+            tuple(votes),
             bool(any_rescaled),
             dict(zip(largest, rest[len(counts) :], strict=True)),
         )
@@ -274,7 +284,7 @@ class Reducer:
 
 
 def _means(block: Block, sums: Sums, entered: float, scale: float) -> NewSums:
-    """Sums of this rank, each with what makes it a mean over samples or positions."""
+    """Sums of this rank, each with what makes it a mean over terms or positions."""
     return {
         name: (
             total.kept,

@@ -18,7 +18,7 @@ from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.observation import Observation
 from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks.team import Team
-from natgrad.kfac.settings import KFACSettings
+from natgrad.kfac.settings import FoundLoss, KFACSettings
 from natgrad.kfac.state.entries import Entry, gathered, saved, tensors_of_block
 from natgrad.kfac.state.validation import VERSION, check_on_all_ranks, identity
 
@@ -114,6 +114,7 @@ def summary(kfac: Saveable) -> dict[str, Any]:
         "version": VERSION,
         "steps": kfac.steps,
         "adapted_damping": kfac.settings.adapted,
+        "loss": list(kfac.settings.found or ()) or ["unknown"] * kfac.settings.unknown,
         "update_clocks": kfac.update_clocks.state_dict(),
         "refresh_clocks": kfac.refresh_clocks.state_dict(),
         "generator": None if generators[0] is None else generators,
@@ -127,6 +128,9 @@ def resume(kfac: Saveable, state: Mapping[str, Any], tensors: Mapping[Entry, Ten
     """Continue from a state that fits, with the tensors of this rank."""
     kfac.steps = int(state["steps"])
     kfac.settings.adapted = float(state["adapted_damping"])
+    kind, *numbers = state.get("loss") or [""]  # a list that older states do not have
+    kfac.settings.found = FoundLoss(kind, *numbers) if numbers else None
+    kfac.settings.unknown = kind == "unknown"
     kfac.update_clocks.load_state_dict(state["update_clocks"])
     kfac.refresh_clocks.load_state_dict(state["refresh_clocks"])
     kfac.preconditioning.zeroed = int(state["zeroed"])

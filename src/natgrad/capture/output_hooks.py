@@ -1,0 +1,89 @@
+"""Hooks on the model's own output: which passes count, and what the loss is a mean or sum of."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from natgrad.comm.layouts import full_tensor
+from natgrad.curvature import loss_weights
+from natgrad.curvature.loss_weights import READINGS, Seen
+
+if TYPE_CHECKING:
+    from natgrad.capture.hooks import Capture
+    from natgrad.capture.passes import Pass
+
+# Models through which vectors of a Fisher are sent back at this moment: these are no gradients of
+# their losses, and no other preconditioner of the same model may take them for that.
+observed: set[nn.Module] = set()
+
+
+class OutputHook:
+    """The hook on the model's own output, before the backward pass goes on into the model."""
+
+    def __init__(self, capture: "Capture", this: "Pass") -> None:
+        self.capture, self.this = capture, this
+
+    def __call__(self, g: Tensor) -> None:
+        capture = self.capture
+        if torch.is_grad_enabled() or capture.root in observed:
+            return
+        capture.backwards.arrived()
+        if capture.counts_at_output():
+            capture.mark_returned(self.this)
+        capture.current = self.this  # what is recomputed from here on belongs to it
+
+    def predicts(self, g: Tensor) -> None:  # on what the loss is computed from
+        if torch.is_grad_enabled() or not self.capture.counts_at_output():
+            return
+        found = self.capture.outputs.pop(self.this, None)
+        if found is not None and self.this.tape and self.capture.on_output is not None:
+            self.capture.on_output(self.this, *found)
+
+
+class WeightsHook:
+    """Reads the weights of the loss's terms from the gradient of what it is computed from.
+
+    ``z`` is held until the backward pass begins, as the loss itself does or its caller."""
+
+    def __init__(
+        self, root: nn.Module, this: "Pass", z: Tensor, readings: tuple[str, ...] = READINGS
+    ) -> None:
+        self.root, self.this, self.readings = root, this, readings
+        self.z: Tensor | None = z.detach()
+        self.version = z._version
+
+    def __call__(self, g: Tensor) -> None:
+        if torch.is_grad_enabled() or self.root in observed:
+            return  # create_graph=True: the gradient of the loss comes later
+        z, self.z = self.z, None
+        if z is None or z._version != self.version:  # a second loss, or the output was overwritten
+            self.this.weights = None
+            return
+        self.this.weights = Reading(full_tensor(z), full_tensor(g), self.readings)
+
+
+class Reading:
+    """Numbers of one output, on their way to the host while the backward pass goes on."""
+
+    def __init__(self, z: Tensor, g: Tensor, readings: tuple[str, ...]) -> None:
+        self.shape = z.shape
+        self.limit = loss_weights.tolerance(z.dtype, g.dtype)
+        self.names, self.numbers = loss_weights.numbers_of(z, g, readings)
+        self.event: torch.cuda.Event | None = None
+        if self.numbers.is_cuda:
+            there = torch.empty(self.numbers.shape, dtype=self.numbers.dtype, pin_memory=True)
+            self.numbers = there.copy_(self.numbers, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+        self.found: Seen | None = None
+        if self.numbers.is_cpu and self.event is None:  # nobody waits for a number there
+            self.seen()
+
+    def seen(self) -> Seen:
+        """Waits for what was computed before the backward pass went into the model, no longer."""
+        if self.event is not None:
+            self.event.synchronize()
+        rows = self.numbers.double().tolist()
+        self.found = loss_weights.seen(self.names, rows, self.shape, self.limit)
+        return self.found
