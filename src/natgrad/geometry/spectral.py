@@ -22,7 +22,7 @@ from natgrad.checks import Range, check_numbers, check_whole_fields
 from natgrad.damping import Damping
 from natgrad.geometry.base import Geometry, Kept, Shape
 from natgrad.inverses import Decomposed
-from natgrad.linalg.polar import polar
+from natgrad.linalg.polar import operations, polar
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,7 @@ class Spectral(Geometry):
 
     def operations(self, shape: Shape) -> float:
         groups, rows, cols = shape
-        short, long = sorted((rows, cols))
-        if short == 1:
-            return 4.0 * groups * long
-        return groups * self.steps * (4.0 * short**2 * long + 2.0 * short**3)
+        return groups * operations(rows, cols, self.steps)
 
     def step(self, block: Decomposed, m: Tensor, kept: Kept, damping: Damping, out: Tensor) -> None:
         if self.power == 0:

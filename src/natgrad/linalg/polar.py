@@ -8,13 +8,23 @@ grows them by 1.875. Here each polynomial is the best one on the interval that t
 before it have left (Amsel et al. 2025); the first ones grow small values by 8 and 4, the last one
 is Newton-Schulz itself.
 
+A wide matrix ``[n, m]`` has the same polynomials of its Gram matrix ``X X^T [n, n]`` alone, three
+at a time: ``X <- P3 P2 P1 X`` with ``P_i = a + b G_i + c G_i^2`` and ``G_(i+1) = P_i G_i P_i``, so
+that ``X`` itself is multiplied twice instead of six times. A Gram matrix knows a small singular
+value by its square, so in float32 one of 1e-3 only to some percent. That does no harm while values
+are small, where polynomials hardly depend on them; before they matter, ``G`` is computed anew.
+
 How near it comes depends on the smallest singular value, relative to the Frobenius norm that the
 matrix is divided by first: what is too small ends between 0 and 1, in the right direction. Zero
 stays zero: the polar factor of a matrix of rank r has r singular values of 1.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+Polynomial = tuple[float, float, float]
 
 # Of the best odd polynomials of degree 5, one after the other, for singular values in [1e-3, 1]
 # (Amsel et al. 2025), the interval kept a little wider than the last one left it.
@@ -30,6 +40,8 @@ COEFFICIENTS = (
 # Products in float32 round singular values up by 1e-6 or so; a first polynomial that ends above 1
 # by a little would leave the interval of the second.
 _SAFE = 1.01
+WIDE = 1.5  # columns per row from which on the Gram matrix is less work
+TOGETHER = 3  # polynomials of one Gram matrix: after the first three the smallest value is 0.13
 
 
 def polar(x: Tensor, steps: int = 6) -> Tensor:
@@ -49,12 +61,61 @@ def polar(x: Tensor, steps: int = 6) -> Tensor:
         return x.div(norm.clamp(min=torch.finfo(x.dtype).tiny))
     x = x / (norm * _SAFE).clamp(min=torch.finfo(x.dtype).tiny)
     last = len(COEFFICIENTS) - 1
-    for step in range(steps):
-        a, b, c = COEFFICIENTS[min(step, last)]
-        gram = x @ x.mT
-        inner = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, inner, x, beta=a)
+    chain = [COEFFICIENTS[min(step, last)] for step in range(steps)]
+    return _of_gram(x, chain) if cols >= WIDE * rows else _of_matrix(x, chain)
+
+
+def _of_matrix(x: Tensor, chain: Sequence[Polynomial]) -> Tensor:
+    """Three products a polynomial. ``x`` is overwritten."""
+    other, gram = torch.empty_like(x), x.new_empty(len(x), x.shape[1], x.shape[1])
+    inner = torch.empty_like(gram)
+    for a, b, c in chain:
+        torch.bmm(x, x.mT, out=gram)
+        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=inner)
+        torch.baddbmm(x, inner, x, beta=a, out=other)
+        x, other = other, x
     return x
+
+
+def _of_gram(x: Tensor, chain: Sequence[Polynomial]) -> Tensor:
+    """Two products with ``x [b, n, m]`` for every `TOGETHER` polynomials, the others ``[n, n]``.
+    ``x`` is overwritten."""
+    other, gram = torch.empty_like(x), x.new_empty(len(x), x.shape[1], x.shape[1])
+    half, factor = torch.empty_like(gram), torch.empty_like(gram)
+    for first in range(0, len(chain), TOGETHER):
+        some = chain[first : first + TOGETHER]
+        torch.bmm(x, x.mT, out=gram)
+        whole: Tensor | None = None
+        for place, (a, b, c) in enumerate(some):
+            torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=factor)
+            factor.diagonal(dim1=1, dim2=2).add_(a)
+            whole = factor.clone() if whole is None else factor @ whole
+            if place + 1 < len(some):
+                torch.bmm(gram, factor, out=half)
+                torch.bmm(factor, half, out=gram)
+        assert whole is not None
+        torch.bmm(whole, x, out=other)
+        x, other = other, x
+    return x
+
+
+def operations(rows: int, cols: int, steps: int) -> float:
+    """Of one matrix.
+
+    Arguments:
+        rows: of the matrix.
+        cols: of the matrix.
+        steps: polynomials.
+    """
+    short, long = sorted((rows, cols))
+    if short == 1:
+        return 4.0 * long
+    if long < WIDE * short:
+        return steps * (4.0 * short**2 * long + 2.0 * short**3)
+    grams = -(-steps // TOGETHER)
+    # Of each polynomial a square, of each but the first of a Gram matrix three products more.
+    squares = steps + 3 * (steps - grams)
+    return grams * 4.0 * short**2 * long + squares * 2.0 * short**3
 
 
 def exact_polar(x: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from natgrad.linalg.polar import exact_polar, polar
+from natgrad.linalg import polar as polars
+from natgrad.linalg.polar import exact_polar, operations, polar
 
 SHAPES = [(7, 7), (5, 40), (40, 5), (1, 9), (9, 1), (1, 1)]
 # Largest distance of a singular value from 1, by how many polynomials there are, for those above a
@@ -69,3 +71,42 @@ def test_each_matrix_of_a_batch_by_itself():
     x[2] *= 1e6
     alone = torch.cat([polar(one.unsqueeze(0)) for one in x])
     assert (polar(x) - alone).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("shape", [(4, 6), (8, 72), (72, 8)])
+def test_polynomials_of_the_gram_matrix_are_those_of_the_matrix(steps, shape, monkeypatch):
+    x = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x[1] *= 1e-3 ** torch.rand(shape, dtype=torch.float64)  # and one with small singular values
+    by_gram = polar(x, steps)
+    monkeypatch.setattr(polars, "WIDE", float("inf"))
+    assert (polar(x, steps) - by_gram).abs().max() <= 1e-12
+
+
+def test_small_singular_values_survive_their_squares_in_float32():
+    """Down to a thousandth of the norm, of which a Gram matrix knows a millionth."""
+    values = torch.logspace(0, -2.4, 40)
+    values = (values / values.norm()).tolist()
+    assert 1e-3 < values[-1] < 3e-3
+    x = with_values(values, (40, 360), torch.float32)
+    found = torch.linalg.svdvals(polar(x).double())
+    assert (found - 1).abs().max() <= 1.4e-3
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (6, 8), (6, 9), (6, 54), (54, 6), (1, 9)])
+@pytest.mark.parametrize("steps", [1, 5, 6])
+def test_operations_are_those_of_the_products(shape, steps):
+    """Two for every multiplication of a product of matrices, as they are made."""
+
+    class Products(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.baddbmm):
+                one, other = args[-2:]
+                self.total += 2 * one.shape[0] * one.shape[1] * one.shape[2] * other.shape[2]
+            return function(*args, **(kwargs or {}))
+
+    with Products() as seen:
+        polar(torch.randn(1, *shape), steps)
+    assert seen.total == (operations(*shape, steps) if 1 not in shape else 0)
