@@ -160,6 +160,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
                 half_products,
                 loss.axes_of_modules,
                 split,
+                motion.does_without,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)

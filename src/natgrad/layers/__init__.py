@@ -8,11 +8,13 @@ placement) then works for every kind of module. ``@register`` adds one.
 from natgrad.layers import attention, conv, embedding, linear, norm, recurrent
 from natgrad.layers.base import Layer, SharedInput
 from natgrad.layers.elementwise import Elementwise
+from natgrad.layers.experts import Experts
 from natgrad.layers.registry import NotCovered, layers_of, register, registered
 from natgrad.layers.row_parts import Interleaved
 
 __all__ = [
     "Elementwise",
+    "Experts",
     "Interleaved",
     "Layer",
     "NotCovered",
