@@ -180,6 +180,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
                 loss.axes_of_modules,
                 split,
                 max_dim,
+                motion.does_without,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)

@@ -24,10 +24,11 @@ from natgrad.errors import CoverageError
 from natgrad.inverses import Inverse
 from natgrad.layers import Elementwise, Layer, layers_of, registered
 from natgrad.layers.embedding import Embedding, TiedHead
+from natgrad.layers.experts import Expert, experts_of
 from natgrad.layers.functional import Projection
 from natgrad.layers.linear import Linear
 from natgrad.layers.row_parts import RowPart, Split, parts_of
-from natgrad.structures import Kronecker, Structure, UnitWise
+from natgrad.structures import Identity, Kronecker, Structure, UnitWise
 
 Pattern = str | nn.Module
 StructureOf = Structure | Callable[[Layer[Any]], Structure] | None
@@ -57,6 +58,7 @@ class Choice:
     axes: Mapping[str, int] = field(default_factory=dict)
     split: Split | None = None
     max_dim: int | None = None
+    without_statistics: bool = False  # whether steps need no curvature
 
 
 def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
@@ -71,12 +73,19 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
         if module in claimed or not own:
             continue
         _refuse_lazy(name, module)
-        views = _excluded(name, module, choice) or layers_of(name, module)
+        excluded = _excluded(name, module, choice)
+        views = excluded or layers_of(name, module)
         if isinstance(views, str):
+            experts = [] if excluded else experts_of(name, module, choice.split)
+            stacked = {id(p) for layer in experts for p in layer.parameters}
             for short, parameter in own:
                 full = f"{name}.{short}" if name else short
                 reason = views if parameter.requires_grad else "frozen"
+                if id(parameter) in stacked:
+                    reason = _UNSEEN
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
+            if choice.without_statistics:
+                layers += experts
             continue
         parent = root.get_submodule(raw_name.rpartition(".")[0])
         views = [part for layer in views for part in parts_of(layer, choice.split, parent)]
@@ -119,6 +128,12 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
     return blocks, uncovered
 
 
+_UNSEEN = (
+    "inputs of single experts are not seen, and this geometry and length need curvature: use "
+    "natgrad.Spectral() with natgrad.Rms()"
+)
+
+
 def clean(name: str) -> str:
     """A module's or parameter's name without the wrappers of torch.compile."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
@@ -130,6 +145,8 @@ def default_structure(layer: Layer[Any]) -> Structure:
 
 def _structure(group: Sequence[Layer[Any]], choice: Choice) -> Structure:
     layer, wanted = group[0], choice.structure
+    if isinstance(layer, Expert):
+        return Identity()
     if wanted is None:
         chosen = default_structure(layer)
     elif isinstance(wanted, Structure):
@@ -151,9 +168,11 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
     groups: dict[Any, list[Layer[Any]]] = {}
     for layer in layers:
         weight = layer.weight if layer.weight is not None else layer.bias
-        part = None  # of the weight, where it holds several matrices
+        part: Any = None  # of the weight, where it holds several matrices
         if isinstance(layer, RowPart):
             part = layer.first
+        elif isinstance(layer, Expert):
+            part = layer.index, layer.first
         elif isinstance(layer, Projection):
             part = (layer.slice if layer.weight is None else layer.own(layer.weight)).start
         groups.setdefault((id(weight), part, layer.weight is None), []).append(layer)
@@ -241,8 +260,11 @@ def _check_patterns(root: nn.Module, choice: Choice) -> None:
         "batch_axis": choice.axes,
         "split": choice.split or (),
     }
+    stacks = [clean(name) for name, p in root.named_parameters() if p.ndim == 3]
     for label, patterns in given.items():
         for pattern in patterns:
+            if label == "split" and any(fnmatchcase(name, str(pattern)) for name in stacks):
+                continue
             if not any(_matches(name, module, [pattern]) for name, module in named):
                 what = pattern if isinstance(pattern, str) else type(pattern).__name__
                 raise CoverageError(

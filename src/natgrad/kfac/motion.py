@@ -48,6 +48,13 @@ class Motion:
         by_length = self.length is not None and self.length.uses_curvature
         return self.geometry.uses_curvature or by_length
 
+    @property
+    def does_without(self) -> bool:
+        """Whether a step makes sense for a block that has no curvature: not if that is the gradient
+        itself, or if its length is measured by the curvature."""
+        by_length = self.length is not None and self.length.uses_curvature
+        return not self.geometry.is_linear and not by_length
+
     def check(self, blocks: Sequence[Block]) -> None:
         """Raise CoverageError for a block that does not keep what is needed."""
         if self.length is not None:

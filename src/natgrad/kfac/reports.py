@@ -117,7 +117,7 @@ def _left(parameter: Tensor, block: Block | None, why: Uncovered | None) -> tupl
 def _state(block: Block) -> str:
     if not block.ready:
         return "no statistics yet"
-    notes = ["preconditioned"]
+    notes = ["preconditioned" if block.factors else "steps without curvature"]
     if dropped := int(block.dropped):
         notes.append(f"{dropped} updates dropped")
     if block.failures:

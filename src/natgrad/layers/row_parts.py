@@ -72,7 +72,8 @@ class Interleaved:
         return (each,) * self.parts if each and turns * self.parts * each == rows else ()
 
 
-Split = Mapping[str, "Sequence[int] | Interleaved"]
+# By patterns of module names; or `natgrad.layers.Experts`, by patterns of parameter names.
+Split = Mapping[str, Any]
 
 
 class RowPart(RowInputs):
