@@ -2,6 +2,7 @@
 # make test         ruff, mypy and all tests
 # make quick        a look at all parts within two minutes: ruff, mypy, and a sample of the tests in one process
 # make check        ruff and mypy alone
+# make package      builds wheel and source distribution into dist/, and tests them as they are installed
 # make test-vision  the tests of Mask R-CNN, with torchvision in an environment of its own
 # make fuzz         random networks, worlds and training loops, beside oracles; MINUTES=60 or EXAMPLES=10000
 # make bench        the benchmarks: the better part of an hour, on a machine that does nothing else
@@ -28,7 +29,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-vision check fuzz bench clean
+.PHONY: help demo test quick package test-vision check fuzz bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -55,6 +56,11 @@ test-vision: $(VISION)/vision.stamp
 	@echo "tests: Mask R-CNN"
 	@$(VISION)/bin/python -m pytest -q tests/integrations/test_mask_rcnn.py \
 		tests/unit/lab/models/test_vision.py tests/unit/lab/train/test_instances.py $(ARGS)
+
+package: $(VENV)/dev.stamp
+	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
+	@echo "tests: the package in an environment of its own"
+	@$(BIN)/python -m pytest -q tests/test_package.py $(ARGS)
 
 check: $(VENV)/dev.stamp
 	@echo "check: ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet --diff .

@@ -1,6 +1,7 @@
 """What is not installed is named in one sentence, with the extra of natgrad that brings it."""
 
 import ast
+import importlib
 import re
 import sys
 import tomllib
@@ -57,6 +58,13 @@ def compared():
     raise natgrad.errors.SettingError(CONTENDERS["soap"].missing())
 
 
+def fresh(name):
+    """Import one of the integrations as if it had not been."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, f"natgrad.integrations.{name}", raising=False)
+        importlib.import_module(f"natgrad.integrations.{name}")
+
+
 CASES = {
     "typer": Case("typer", "typer", "cli", command),
     "rich": Case("rich", "rich", "cli", command),
@@ -81,6 +89,12 @@ CASES = {
     "soap, compared": Case("pytorch_optimizer", "pytorch_optimizer", "optimizers", compared),
     "mpi": Case("mpi4py", "mpi4py", "mpi", MPI),
     "deepspeed": Case("deepspeed", "deepspeed", "deepspeed", deepspeed._zero),
+    "a callback of transformers": Case(
+        "transformers", "transformers", "frameworks", lambda: fresh("transformers")
+    ),
+    "a callback of Lightning": Case(
+        "lightning", "lightning", "frameworks", lambda: fresh("lightning")
+    ),
     "scipy": Case("scipy", "scipy", None, lambda: small().to_scipy()),
     "safetensors": Case(
         "safetensors", "safetensors", None, lambda: weights.read(Path("a.safetensors"), "DATA")

@@ -1,25 +1,13 @@
 """Second-order training for PyTorch: a K-FAC preconditioner in two lines, and its matrices.
 
-What has no name here is in a submodule, which loads on first use: ``natgrad.schedules.Drift``.
+What has no name here is in a submodule: ``natgrad.schedules.Drift``. Everything loads on first use,
+torch included.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from natgrad.curvature import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
-from natgrad.damping import Relative
-from natgrad.errors import NatgradError
-from natgrad.geometry import Geometry, Spectral
-from natgrad.inverses import Cholesky, Eigen, Inverse
-from natgrad.kfac.ranks.distributed import Distributed
-from natgrad.layers import Elementwise, Layer, SharedInput, register
 from natgrad.lazy import lazily
-from natgrad.lengths import Length, OutputChange, Rms
-from natgrad.loss_scale import MeanLoss, SumLoss
-from natgrad.optimizer import NaturalMuon
-from natgrad.placement import Auto, CommOpt, Hybrid, Local, MemOpt, Placement, ReduceScatter
-from natgrad.preconditioner import KFAC
-from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, Structure, UnitWise
 
 if TYPE_CHECKING:
     from natgrad import comm as comm
@@ -36,8 +24,38 @@ if TYPE_CHECKING:
     from natgrad import placement as placement
     from natgrad import schedules as schedules
     from natgrad import structures as structures
+    from natgrad.curvature import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
+    from natgrad.damping import Relative
+    from natgrad.errors import NatgradError
+    from natgrad.geometry import Geometry, Spectral
+    from natgrad.inverses import Cholesky, Eigen, Inverse
+    from natgrad.kfac.ranks.distributed import Distributed
+    from natgrad.layers import Elementwise, Layer, SharedInput, register
+    from natgrad.lengths import Length, OutputChange, Rms
+    from natgrad.loss_scale import MeanLoss, SumLoss
     from natgrad.operators import Operator, fisher, ggn, hessian
+    from natgrad.optimizer import NaturalMuon
+    from natgrad.placement import Auto, CommOpt, Hybrid, Local, MemOpt, Placement, ReduceScatter
+    from natgrad.preconditioner import KFAC
+    from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, Structure, UnitWise
 else:
+    # Names here, and the submodule that each is taken from when it is first asked for.
+    _FROM = {
+        "curvature": "EmpiricalFisher ExactFisher Fisher MonteCarloFisher",
+        "damping": "Relative",
+        "errors": "NatgradError",
+        "geometry": "Geometry Spectral",
+        "inverses": "Cholesky Eigen Inverse",
+        "kfac.ranks.distributed": "Distributed",
+        "layers": "Elementwise Layer SharedInput register",
+        "lengths": "Length OutputChange Rms",
+        "loss_scale": "MeanLoss SumLoss",
+        "operators": "Operator fisher ggn hessian",
+        "optimizer": "NaturalMuon",
+        "placement": "Auto CommOpt Hybrid Local MemOpt Placement ReduceScatter",
+        "preconditioner": "KFAC",
+        "structures": "EKFAC Diagonal Full Kronecker Structure UnitWise",
+    }
     __getattr__, __dir__ = lazily(
         __name__,
         modules=(
@@ -56,7 +74,7 @@ else:
             "schedules",
             "structures",
         ),
-        names=dict.fromkeys(("Operator", "fisher", "ggn", "hessian"), "operators"),
+        names={name: module for module, names in _FROM.items() for name in names.split()},
     )
 
 try:

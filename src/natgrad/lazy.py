@@ -17,7 +17,7 @@ def lazily(
     Arguments:
         package: its name, with dots.
         modules: those below it that are loaded on first use.
-        names: other attributes, each with the one of ``modules`` that it is taken from.
+        names: other attributes, each with the module below ``package`` that it is taken from.
     """
     known = frozenset(modules)
 
@@ -25,7 +25,9 @@ def lazily(
         if name in known:
             return import_module(f"{package}.{name}")  # which makes it an attribute, too
         if name in names:
-            return getattr(import_module(f"{package}.{names[name]}"), name)
+            found = getattr(import_module(f"{package}.{names[name]}"), name)
+            setattr(import_module(package), name, found)  # it is asked for only once
+            return found
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def listed() -> list[str]:

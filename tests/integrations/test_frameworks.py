@@ -2,7 +2,9 @@
 loop, bit by bit: with accumulation, clipping, half precision, scalers, and in resumed runs."""
 
 import contextlib
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -414,6 +416,16 @@ class TestFabric:
                 optimizer.step()
             fabric.save(tmp_path / "saved.ckpt", state)
         check(flat(model), loop, kind, casts=loop.dtype is not None)
+
+
+def test_the_page_of_the_documents_runs(tmp_path, monkeypatch, capsys):
+    for library in ("transformers", "accelerate", "lightning"):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "frameworks.md"
+    source = "".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+    assert source.count(".attach(") == 6
+    exec(compile(source, str(page), "exec"), {"__name__": "frameworks"})
 
 
 def test_nothing_here_is_true_by_accident():

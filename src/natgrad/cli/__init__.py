@@ -12,15 +12,15 @@ def run(arguments: Sequence[str] | None = None) -> None:
     wrongly, 1 for what went wrong."""
     try:
         from natgrad.cli.main import app
+
+        app(args=None if arguments is None else list(arguments), prog_name="natgrad")
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        if (missing := (error.name or "").split(".")[0]) not in ("typer", "rich"):
             raise
         sys.exit(
-            f"The command line of natgrad needs {error.name}, which is not installed: pip install "
+            f"The command line of natgrad needs {missing}, which is not installed: pip install "
             "'natgrad[cli]'."
         )
-    try:
-        app(args=None if arguments is None else list(arguments), prog_name="natgrad")
     except NatgradError as error:
         if said := _said(error):
             print(said, file=sys.stderr)

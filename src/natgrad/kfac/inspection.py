@@ -12,6 +12,8 @@ from natgrad.capture.stopwatch import Stopwatch
 from natgrad.comm import Communicator
 from natgrad.kfac import reports
 from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.attaching import Attachment
+from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
 from natgrad.placement import Plan
@@ -30,7 +32,28 @@ class Inspection:
     statistics: Statistics
     settings: KFACSettings
     preconditioning: Preconditioning
+    rates: LearningRates
+    attachment: Attachment | None
     steps: int
+
+    def __repr__(self) -> str:
+        """One line: what it covers, by which settings, what it hangs on, and how far it is."""
+        here = [block for block in self.blocks if not block.lost]
+        covered = sum(p.numel() for p in {p for block in here for p in block.parameters})
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        length = self.team.motion.length
+        names = " and ".join(type(o).__name__ for o in self.rates.optimizers)
+        said = [
+            f"{len(here)} blocks precondition {covered / max(1, trained):.1%} of {trained:,} "
+            "parameters",
+            f"damping={self.settings.damping!r}",
+            f"length={length!r}" if length else f"kl_clip={self.settings.kl_clip!r}",
+            f"{'in front of' if self.attachment is None else 'attached to'} {names}" * bool(names),
+            f"rank {self.team.rank} of {self.team.size}" * (not self.team.alone),
+            f"step {self.steps}",
+        ]
+        text = ", ".join(filter(None, said))
+        return f"<{type(self).__name__} of {type(self.model).__name__}: {text}>"
 
     @property
     def plan(self) -> Plan:

@@ -3,7 +3,7 @@
 import pytest
 from typer.main import get_command
 
-from natgrad.cli.main import app
+from natgrad.cli.main import ABOUT, app
 
 WIDTH, HEIGHT = 80, 40
 
@@ -20,6 +20,13 @@ ALL = dict(commands(get_command(app)))
 
 def test_all_are_found():
     assert {("train",), ("plan",), ("bench",), ("curvature",), ("data", "get")} <= set(ALL)
+
+
+def test_what_is_said_of_all_is_what_each_says():
+    """Without importing them."""
+    for name, about in ABOUT.items():
+        first, *_ = ALL[name,].help.split("\n\n")
+        assert " ".join(first.split()) == about
 
 
 @pytest.mark.parametrize("words", ALL, ids=lambda words: " ".join(("natgrad", *words)))

@@ -542,3 +542,20 @@ def test_what_is_no_optimizer_is_refused():
         kfac.attach()
     with pytest.raises(SettingError, match=r"optimizer is a str but must be .* a list of them"):
         natgrad.KFAC(network(), ["adam"])
+
+
+def test_one_line_says_what_it_is():
+    model = network()
+    model.append(nn.PReLU(3))  # which nobody covers
+    optimizer = adamw(model)
+    kfac = KFAC(model, optimizer)
+    assert repr(kfac) == (
+        "<KFAC of Sequential: 3 blocks precondition 95.8% of 72 parameters, damping=0.01, "
+        "kl_clip=0.001, in front of AdamW, step 0>"
+    )
+    kfac.attach()
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert repr(kfac).endswith("attached to AdamW, step 1>")
+    assert "length=Rms(" in repr(NaturalMuon(network()).kfac)
+    assert repr(KFAC(network(), kl_clip=None)).endswith("damping=0.01, kl_clip=None, step 0>")
