@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import papers_shapes
-from natgrad import Eigen
+from natgrad import Cholesky, Eigen
 from natgrad.cli.step_tables import recommendation
 from unit.cli.test_plan_steps import compared
 
@@ -31,7 +31,7 @@ def test_the_page_has_what_the_command_recommends():
 
 @pytest.fixture(scope="module")
 def network():
-    return papers_shapes.ResNet50(Eigen())
+    return papers_shapes.Counted("resnet50", Eigen())
 
 
 def test_sizes_are_those_of_the_paper(network):
@@ -39,11 +39,37 @@ def test_sizes_are_those_of_the_paper(network):
         assert f"{predicted:,.0f}" == paper
 
 
-def test_an_iteration_falls_to_tens_of_gpus_and_rises_past_256():
-    seconds = dict(papers_shapes.iterations())
-    assert seconds[1] > seconds[4] > seconds[16]
-    assert seconds[1] / seconds[64] > 1.3
-    assert seconds[1024] > seconds[256]
+@pytest.fixture(scope="module")
+def inverted():
+    return papers_shapes.Counted("resnet50", Cholesky())
+
+
+def test_an_iteration_falls_to_tens_of_gpus_and_rises_past_256(inverted):
+    seconds = dict(papers_shapes.iterations(inverted))
+    assert seconds[1] > seconds[4] > 0.999 * seconds[16]
+    assert 1.3 < seconds[1] / seconds[64] < 1.5  # 131.1% in the paper
+    assert seconds[64] < seconds[256] < seconds[1024]
+    assert seconds[1024] > 1.05 * seconds[256]
+
+
+def test_stale_statistics_save_about_half(inverted):
+    for ranks, fresh, stale, neither in papers_shapes.staleness(inverted):
+        before, after = papers_shapes.STALE[ranks]
+        assert 1.0 < fresh / stale < 1.6 * before / after
+        assert neither < stale
+
+
+def test_bert_pays_little_for_decompositions_twice_as_often():
+    for batch, often, seldom, both in papers_shapes.bert():
+        assert both < seldom < often
+        if batch >= 32:
+            assert 1 - seldom / often < 0.025  # 1.58% in the paper
+
+
+def test_a_broadcast_for_each_layer_brings_both_nearer(network):
+    share, gradients = papers_shapes.broadcasts(network)
+    each, alone = papers_shapes.one_by_one(network.kfac.plan.blocks)
+    assert 3.4 < each / alone < share / gradients
 
 
 def test_fewer_messages_scale_better(network):

@@ -6,9 +6,12 @@ With a latency α until the first byte, an overhead o for every further message,
 
     all-to-all         α + o (messages - 1) + the more of bytes that leave a node / β between,
                            and of a rank's bytes that stay / β inside
-    even slices of n   α log2 W + n (W - 1) / W / the lesser β on the way
+    even slices of n   α log2 W + n (W - 1) / W / the lesser β on the way; with rings Σ α of all
+                           hops instead of log2 W
 
-The first is as slow as its busiest rank, the others cost every rank the same.
+The first is as slow as its busiest rank, the others cost every rank the same. A rank is busy with
+what it sends and what it receives, whichever is more, where its link carries both at a time
+(``duplex``).
 """
 
 from dataclasses import dataclass, field
@@ -17,9 +20,12 @@ from math import ceil, log2
 
 import numpy as np
 
-from natgrad.checks import check_positive_fields, check_whole_fields
+from natgrad.checks import Range, check_numbers, check_positive_fields, check_whole_fields
 from natgrad.errors import SettingError
 from natgrad.placement.flows import Costs, Flows
+from natgrad.specs import Routine
+
+_SHARE = Range(low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,17 @@ class Cluster:
         inside: the links inside a node, of each rank its own; ``None`` for one rank in a node.
         overhead: ``> 0``, seconds of a rank for each further message of an all-to-all; ``None`` is
             a tenth of the latency.
-        decomposing: ``> 0``, share of ``flops`` that a rank reaches in decompositions, at most 1.
+        decomposing: ``> 0``, share of ``flops`` that a rank reaches in eigendecompositions, at most
+            1.
+        inverting: ``> 0``, share of ``flops`` that it reaches in Cholesky inverses, at most 1.
         capacity: bytes of all memory of a rank; ``None`` sets no limit.
         nodes: how many there are; ``None`` is as many as it takes.
+        duplex: share of the lesser of both directions of an all-to-all that travels beside the
+            other, from 0 to 1. Links carry both at once. Over gloo, though, two ranks that send
+            each other something mostly do so one after the other: 0.
+        rings: whether reduce-scatters and all-gathers go around all ranks, one hop after the other.
+            So do those of NCCL, but for groups with one rank in a node from version 2.23 (2024) on,
+            which have trees; a mesh of two dimensions makes such groups.
         name: by which it is known; empty of one that is given by numbers.
     """
 
@@ -68,24 +82,31 @@ class Cluster:
     inside: Link | None = None
     overhead: float | None = None
     decomposing: float = 1.0
+    inverting: float = 1.0
     capacity: float | None = None
     nodes: int | None = None
+    duplex: float = 1.0
+    rings: bool = False
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_positive_fields(self, "flops", "bandwidth", "latency")
-        check_positive_fields(self, "decomposing", high=1)
+        check_positive_fields(self, "decomposing", "inverting", high=1)
         check_whole_fields(self, "node")
+        check_numbers(self, duplex=_SHARE)
         for name in ("memory", "overhead", "capacity"):
             if getattr(self, name) is not None:
                 check_positive_fields(self, name)
         if self.nodes is not None:
             check_whole_fields(self, "nodes")
 
-    @property
-    def decompositions(self) -> float:
-        """Operations a second in decompositions."""
-        return self.flops * self.decomposing
+    def rate(self, routine: Routine) -> float:
+        """Operations a second in decompositions.
+
+        Arguments:
+            routine: what decomposes.
+        """
+        return self.flops * (self.decomposing if routine is Routine.EIGEN else self.inverting)
 
     def check_ranks(self, ranks: int) -> None:
         """Raise if there are fewer.
@@ -121,17 +142,38 @@ class Cluster:
         """
         if ranks == 1:
             return 0.0
-        link = self.slowest(ranks)
-        return ceil(log2(ranks)) * link.latency + sent / link.bandwidth
+        return self._first_byte(ranks) + sent / self.slowest(ranks).bandwidth
+
+    def _first_byte(self, ranks: int) -> float:
+        """Seconds until a slice has come from the farthest rank."""
+        if not self.rings:
+            return ceil(log2(ranks)) * self.slowest(ranks).latency
+        # Ranks of a node are one behind the other, so that one hop of each leaves it.
+        leaving = 0 if ranks <= self.node else -(-ranks // self.node)
+        inside = self.latency if self.inside is None else self.inside.latency
+        return leaving * self.latency + (ranks - 1 - leaving) * inside
+
+    def broadcast(self, nbytes: int, ranks: int) -> float:
+        """Seconds of one copy for every rank, in one call of its own, as papers send layers.
+
+        Arguments:
+            nbytes: of the copy.
+            ranks: how many there are.
+        """
+        return self.ring(nbytes, ranks)
 
     def all_reduce(self, nbytes: int, ranks: int) -> float:
-        """Seconds of a sum over all ranks, as a reduce-scatter and an all-gather.
+        """Seconds of a sum over all ranks, as a reduce-scatter and an all-gather: in trees, which
+        NCCL has for it since 2.4 (2019).
 
         Arguments:
             nbytes: of the buffer that is summed.
             ranks: how many there are.
         """
-        return 2 * self.ring((ranks - 1) * nbytes // ranks, ranks)
+        if ranks == 1:
+            return 0.0
+        link, sent = self.slowest(ranks), (ranks - 1) * nbytes // ranks
+        return 2 * (ceil(log2(ranks)) * link.latency + sent / link.bandwidth)
 
     def wait(self, ranks: int, *, in_flight: bool = False) -> float:
         """Seconds of an all-to-all of several ranks that do not depend on its bytes.
@@ -156,16 +198,26 @@ class Cluster:
         busy: Costs = np.maximum(flows.sent, flows.received).astype(np.float64)
         if ranks == 1 or not busy.any():
             return np.zeros(ranks)
-        start = self.wait(ranks)
+        if self.duplex < 1:
+            busy += (1 - self.duplex) * np.minimum(flows.sent, flows.received)
+        return self.wait(ranks) + self.carried(busy)
+
+    def carried(self, busy: Costs) -> Costs:
+        """Seconds of the bytes of an all-to-all, by rank.
+
+        Arguments:
+            busy: bytes by rank.
+        """
+        ranks = len(busy)
         if self.inside is None:
-            alone: Costs = start + busy / self.bandwidth
+            alone: Costs = busy / self.bandwidth
             return alone
         node = min(self.node, ranks)
         leaving = (ranks - node) / (ranks - 1)
         # Ranks of a node share its link.
         of_node = np.add.reduceat(busy, np.arange(0, ranks, node)).repeat(node)[:ranks]
         stay = (1 - leaving) * busy / self.inside.bandwidth
-        slower: Costs = start + np.maximum(leaving * of_node / self.bandwidth, stay)
+        slower: Costs = np.maximum(leaving * of_node / self.bandwidth, stay)
         return slower
 
 

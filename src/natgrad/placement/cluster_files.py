@@ -19,7 +19,7 @@ from natgrad.placement.cluster import Cluster, Link
 from natgrad.placement.link_fit import CollectiveSeconds
 from natgrad.placement.measured_cost import MeasuredCost, SecondsBySize
 
-VERSION = 1
+VERSION = 2
 T = TypeVar("T")
 
 

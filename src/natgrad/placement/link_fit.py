@@ -2,13 +2,14 @@
 
 Of W ranks with one link each, and a buffer of n bytes::
 
-    exchange                      α + o (W - 2) + n (W - 1) / W / β
+    exchange                      α + o (W - 2) + n (W - 1) / W (2 - duplex) / β
     reduce_scatter, all_gather    α ⌈log2 W⌉    + n (W - 1) / W / β
     total                         twice that
 
-The seconds are linear in α, o and 1/β, which minimise the sum of squared *relative* errors, so that
-a call of microseconds counts as much as one of milliseconds. None of them may be negative: of the
-ways to hold some at their least value, the best that leaves the others above theirs is taken.
+The seconds are linear in α, o, 1/β and (1 - duplex)/β, which minimise the sum of squared *relative*
+errors, so that a call of microseconds counts as much as one of milliseconds. None of them may be
+negative: of the ways to hold some at their least value, the best that leaves the others above
+theirs is taken.
 """
 
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ from natgrad.placement.cluster import Cluster
 from natgrad.placement.flows import Costs, Flows
 
 KINDS = ("exchange", "total", "reduce_scatter", "all_gather")
-# What a link cannot be faster than: α and o in seconds, 1/β in seconds a byte.
-_LEAST = np.array([1e-9, 1e-9, 1e-15])
+# What a link cannot be faster than: α and o in seconds, 1/β and (1 - duplex)/β in seconds a byte.
+_LEAST = np.array([1e-9, 1e-9, 1e-15, 0.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,12 @@ class CollectiveSeconds:
         return (self.ranks - 1) * self.nbytes // self.ranks
 
     @property
-    def coefficients(self) -> tuple[float, float, float]:
-        """Of α, o and 1/β."""
+    def coefficients(self) -> tuple[float, float, float, float]:
+        """Of α, o, 1/β and (1 - duplex)/β."""
         if self.kind == "exchange":
-            return 1.0, float(self.ranks - 2), float(self.sent)
+            return 1.0, float(self.ranks - 2), float(self.sent), float(self.sent)
         times = 2 if self.kind == "total" else 1
-        return float(times * ceil(log2(self.ranks))), 0.0, float(times * self.sent)
+        return float(times * ceil(log2(self.ranks))), 0.0, float(times * self.sent), 0.0
 
     def predicted(self, cluster: Cluster) -> float:
         """Seconds on a cluster.
@@ -93,7 +94,8 @@ class CollectiveSeconds:
 
 def fit_links(measured: Sequence[CollectiveSeconds], flops: float) -> Cluster:
     """The cluster whose links fit measured collectives best. With two ranks nobody sends a second
-    message, so ``overhead`` stays ``None``.
+    message, so ``overhead`` stays ``None``. Of exchanges alone nobody can tell whether a link is
+    slow or has one direction at a time: it is then taken to have both.
 
     Arguments:
         measured: at least one; of several sizes and kinds, or latency and bandwidth are not told
@@ -108,13 +110,20 @@ def fit_links(measured: Sequence[CollectiveSeconds], flops: float) -> Cluster:
     rows = np.array([one.coefficients for one in measured])
     rows /= np.array([[one.seconds] for one in measured])
     with_overhead = bool(rows[:, 1].any())
-    used = [0, 1, 2] if with_overhead else [0, 2]
-    alpha, *overhead, per_byte = _bounded(rows[:, used], _LEAST[used]).tolist()
-    return Cluster(flops, 1 / per_byte, alpha, overhead=overhead[0] if overhead else None)
+    with_duplex = len({one.kind == "exchange" for one in measured}) == 2
+    used = [0, *([1] if with_overhead else []), 2, *([3] if with_duplex else [])]
+    found = dict(zip(used, _bounded(rows[:, used], _LEAST[used]).tolist(), strict=True))
+    return Cluster(
+        flops,
+        1 / found[2],
+        found[0],
+        overhead=found.get(1),
+        duplex=max(0.0, 1 - found.get(3, 0.0) / found[2]),
+    )
 
 
 def _bounded(rows: Costs, least: Costs) -> Costs:
-    """``x >= least`` that minimises ``|rows x - 1|``; there are at most eight ways to hold some."""
+    """``x >= least`` that minimises ``|rows x - 1|``; there are at most 16 ways to hold some."""
     scale = np.abs(rows).max(0)  # columns differ by many orders of magnitude
     best, best_error = least, np.inf
     for free in product((True, False), repeat=len(least)):

@@ -18,6 +18,7 @@ import numpy as np
 
 from natgrad.placement import flows, memory, picture, table
 from natgrad.placement.amounts import Memory, Work
+from natgrad.placement.cluster import Cluster
 from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.ops import (
     ApplyOp,
@@ -194,6 +195,20 @@ class Plan(Sending):
         for name, ranks in self.workers.items():
             flows.add(precondition, ranks, cost.precondition(self.block[name]))
         return decompose, precondition
+
+    def decomposing_seconds(self, cluster: Cluster, cost: CostModel | None = None) -> flows.Costs:
+        """How long rank 0, 1, … decomposes at a refresh of all factors.
+
+        Arguments:
+            cluster: how fast a rank is.
+            cost: what decompositions cost; ``None`` is ``Flops()``.
+        """
+        cost = cost or Flops()
+        found = np.zeros(self.world_size)
+        for factor, ranks in self.decomposers.items():
+            spec = self.factors[factor].split(len(ranks))
+            flows.add(found, ranks, cost.decompose(spec) / cluster.rate(spec.work.by))
+        return found
 
     def routed(self, route: Route) -> Plan:
         """The same plan with one route for all.

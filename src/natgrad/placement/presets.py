@@ -2,8 +2,10 @@
 
 Shares are rules of thumb, the same for all machines: 0.55 of the peak in convolutions and products
 of matrices in float32 and 0.4 where tensor cores compute them, 0.8 of a link, and of these products
-0.1 in eigendecompositions, whose reduction to a tridiagonal matrix waits for memory. A ratio of two
-predictions is worth more than one of them.
+0.1 in eigendecompositions, whose reduction to a tridiagonal matrix waits for memory, and 0.5 in
+Cholesky inverses, nearly all of which are products of blocks. A ratio of two
+predictions is worth more than one of them. The papers' machines have rings, as NCCL had in their
+years.
 """
 
 from types import MappingProxyType
@@ -11,7 +13,7 @@ from types import MappingProxyType
 from natgrad.placement.cluster import Cluster, Link
 
 _GIB = 1 << 30
-_FLOAT32, _TENSOR_CORES, _LINK, _DECOMPOSING = 0.55, 0.4, 0.8, 0.1
+_FLOAT32, _TENSOR_CORES, _LINK, _DECOMPOSING, _INVERTING = 0.55, 0.4, 0.8, 0.1, 0.5
 _EDR = 12.5e9  # bytes a second: 100 Gbit/s
 
 
@@ -26,8 +28,10 @@ def _v100(name: str, nodes: int, links: int) -> Cluster:
         node=4,
         inside=Link(3e-6, _LINK * 150e9),
         decomposing=_DECOMPOSING,
+        inverting=_INVERTING,
         capacity=16 * _GIB,
         nodes=nodes,
+        rings=True,
     )
 
 
@@ -46,8 +50,10 @@ _CLUSTERS = (
         node=8,
         inside=Link(3e-6, _LINK * 300e9),
         decomposing=_DECOMPOSING * 19.5 * _FLOAT32 / (156 * _TENSOR_CORES),  # without tensor cores
+        inverting=_INVERTING * 19.5 * _FLOAT32 / (156 * _TENSOR_CORES),
         capacity=40e9,
         nodes=24,
+        rings=True,
     ),
     # Nodes of eight H100 with 80 GB and a link of 400 Gbit/s for each. 989e12 operations a second
     # in bfloat16, 67e12 in float32, NVLink 450e9 bytes a second in each direction.
@@ -59,6 +65,7 @@ _CLUSTERS = (
         node=8,
         inside=Link(3e-6, _LINK * 450e9),
         decomposing=_DECOMPOSING * 67 * _FLOAT32 / (989 * _TENSOR_CORES),
+        inverting=_INVERTING * 67 * _FLOAT32 / (989 * _TENSOR_CORES),
         capacity=80e9,
     ),
     Cluster(name="default"),

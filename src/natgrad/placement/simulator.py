@@ -6,6 +6,7 @@ all-gather, the slowest of each group. Overlap of communication and computation 
 a real run is faster where there is any.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ from natgrad.placement.cost import CostModel
 from natgrad.placement.flows import Costs, Flows, collectives_of, places
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
 from natgrad.placement.plan import Plan
-from natgrad.placement.routes import ALL_DIRECT, KINDS, Route, Routes
+from natgrad.placement.routes import ALL_DIRECT, KINDS, Route, Routes, may_leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,13 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
 
 
 def _simulated(plan: Plan, cluster: Cluster, cost: CostModel | None) -> Timeline:
-    decompose, precondition = plan.work_of_all(cost)
+    _, precondition = plan.work_of_all(cost)
     none: Costs = np.zeros(plan.world_size)
     flows = [Flows.none(plan.world_size) for _ in range(3)]
     update = none + _seconds(plan, cluster, plan.update, in_flight=True, total=flows[0])
     # The memory of what travels is counted as it comes: both need the same collectives.
     _ = plan.update_room
-    decomposed = decompose / cluster.decompositions
+    decomposed = plan.decomposing_seconds(cluster, cost)
     shared = _after(decomposed, plan, cluster, Share, flows[1])
     _ = plan.share_room
     size = plan.all_reduced()
@@ -172,8 +173,8 @@ def _seconds(
     total: Flows | None = None,
 ) -> Costs:
     """Seconds by rank of the collectives of some ops. ``in_flight``: they leave during a backward
-    pass, and nobody waits for one of them before the next, so that a rank sends for one while it
-    receives for another. Their bytes are added to ``total``."""
+    pass, several at a time, so that a rank sends for one while it receives for another. Their bytes
+    are added to ``total``."""
     now: Costs = np.zeros(plan.world_size)
     calls = plan.calls(ops) if routes is None else collectives_of(plan, ops, routes)
     for call in calls if total is not None else ():
@@ -182,9 +183,8 @@ def _seconds(
     if in_flight:
         exchanges = [call.flows for call in calls if call.flows is not None]
         if exchanges:
-            together = Flows(*(sum(numbers) for numbers in zip(*exchanges, strict=True)))
-            waits = (len(exchanges) - 1) * cluster.latency
-            now = waits + cluster.exchange(together)
+            sizes = [sum(map(plan.copy_bytes, some)) for some in plan.cut(ops)]
+            now = _flown(exchanges, sizes, cluster)
         calls = [call for call in calls if call.groups is not None]
     for call in calls:
         if call.flows is not None:
@@ -201,8 +201,33 @@ def _seconds(
     return now
 
 
+def _flown(exchanges: Sequence[Flows], sizes: Sequence[int], cluster: Cluster) -> Costs:
+    """Seconds by rank of all-to-alls of which several are under way at a time: a bucket leaves when
+    the executor lets it (`may_leave`), for which a rank must have got the oldest one. It has when
+    its own link has carried that, and the links of those that send it."""
+    ranks = len(exchanges[0].sent)
+    sent, received, both = (np.zeros(ranks) for _ in range(3))
+    under_way: deque[tuple[int, Costs]] = deque()
+    ready = np.zeros(ranks)
+    for index, flows in enumerate(exchanges):
+        size = sizes[index] if len(sizes) == len(exchanges) else 0  # finished slices are no bucket
+        while not may_leave(size, [other for other, _ in under_way]):
+            ready = np.maximum(ready, under_way.popleft()[1])
+        again = cluster.latency if index else 0.0
+        sent = np.maximum(sent, ready) + again + cluster.carried(flows.sent.astype(np.float64))
+        received = np.maximum(received, ready) + again
+        received += cluster.carried(flows.received.astype(np.float64))
+        lesser = np.minimum(flows.sent, flows.received)
+        both += (1 - cluster.duplex) * cluster.carried(lesser.astype(np.float64))
+        gets = np.where(flows.received > 0, sent.max(), 0.0)
+        under_way.append((size, np.maximum.reduce([sent, received, gets]) + both))
+    last: Costs = cluster.wait(ranks) + np.maximum(sent, received) + both
+    return last
+
+
 def _least(plan: Plan, cluster: Cluster, ops: Sequence[Op], *, in_flight: bool) -> float:
     """Seconds that ops take at least where each goes directly: messages of all buckets at once."""
+    cluster = replace(cluster, duplex=1.0)  # directions of different buckets do not add up
     (call,) = collectives_of(plan, ops, ALL_DIRECT, fused=True)
     assert call.flows is not None
     waits = len(plan.cut(ops)) - 1

@@ -168,11 +168,11 @@ class StepModel:
             loads = turns.setdefault(index * refresh_every // count, {})
             for name in block.decomposed:
                 ranks = self.plan.decomposers[block.name, name]
-                own = self.cost.decompose(block.factor(name).split(len(ranks)))
+                spec = block.factor(name).split(len(ranks))
+                own = self.cost.decompose(spec) / self.cluster.rate(spec.work.by)
                 for rank in ranks:
                     loads[rank] = loads.get(rank, 0.0) + own
         each = [max(loads.values(), default=0.0) for loads in turns.values()]
-        each = [operations / self.cluster.decompositions for operations in each]
         sent = [self._stages.share / max(1, len(turns))] * len(turns)
         stale, update = (self.step(kind).seconds for kind in (Kind.STALE, Kind.UPDATE))
         average = stale + (update - stale) / update_every + (sum(each) + sum(sent)) / refresh_every

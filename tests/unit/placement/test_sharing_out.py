@@ -68,7 +68,7 @@ def test_a_refresh_no_longer_waits_for_the_largest_factor(ranks):
 
 
 def test_nothing_is_shared_out_where_that_gains_nothing():
-    """Every rank has a layer of its own to decompose: others would only repeat its Cholesky factor."""
+    """Every rank has a layer of its own: others would only repeat its Cholesky factor."""
     blocks, world = [by_rows(linear(f"l{i}", 90, 90, 16)) for i in range(16)], World(16)
     plan = CommOpt(cluster=SLOW)(blocks, world)
     assert plan == replace(unshared(blocks, world, 16, SLOW), strategy="CommOpt()")
@@ -144,7 +144,9 @@ def test_operations_of_a_rank():
 
 
 def test_jobs_get_as_few_ranks_as_they_need():
-    job = Job(by_rows(linear("one", 8, 600, 64, bias=False)), ("A", "G"), Flops(), 64)
+    job = Job(
+        by_rows(linear("one", 8, 600, 64, bias=False)), ("A", "G"), Flops(), Cluster(flops=1.0), 64
+    )
     assert job.splits == ("A", "G")
     most = 2.0 * (600**3 + 8**3)
     assert job.fewest(most) == 1
@@ -158,7 +160,13 @@ def test_jobs_get_as_few_ranks_as_they_need():
 
 def test_the_loads_of_a_column_are_even():
     jobs = [
-        Job(by_rows(linear(f"l{i}", 8, 900 + i, 8, bias=False)), ("A",), Flops(), 8)
+        Job(
+            by_rows(linear(f"l{i}", 8, 900 + i, 8, bias=False)),
+            ("A",),
+            Flops(),
+            Cluster(flops=1e6),
+            8,
+        )
         for i in range(3)
     ]
     shared = share_out({0: jobs}, 8, World(8), Cluster(flops=1e6))[0]

@@ -188,7 +188,7 @@ def grid(
                 decomposers[i].update(dict.fromkeys(names, column + place * count))
     else:
         columns = {
-            column: [Job(blocks[i], names, cost, workers) for i, names in jobs]
+            column: [Job(blocks[i], names, cost, cluster, workers) for i, names in jobs]
             for column, jobs in jobs_of.items()
         }
         shared = share_out(columns, workers, world, cluster)

@@ -38,12 +38,14 @@ class Job:
         block: whose they are.
         names: of the factors.
         cost: of decompositions.
+        cluster: how fast ranks are.
         most: ranks that may share them out.
     """
 
     block: BlockSpec
     names: tuple[str, ...]
     cost: CostModel
+    cluster: Cluster
     most: int
 
     @cached_property
@@ -53,22 +55,22 @@ class Job:
             return ()
         return tuple(name for name in self.names if self.block.factor(name).can_be_split)
 
-    def operations(self, ranks: int) -> float:
+    def seconds(self, ranks: int) -> float:
         """Of the busiest of some ranks, the first one, which does alone what cannot be shared out.
 
         Arguments:
             ranks: how many there are.
         """
-        if ranks not in self._operations:
-            specs = {name: self.block.factor(name) for name in self.names}
-            self._operations[ranks] = sum(
-                self.cost.decompose(spec.split(ranks) if name in self.splits else spec)
-                for name, spec in specs.items()
-            )
-        return self._operations[ranks]
+        if ranks not in self._seconds:
+            found = 0.0
+            for name in self.names:
+                spec = self.block.factor(name).split(ranks if name in self.splits else 1)
+                found += self.cost.decompose(spec) / self.cluster.rate(spec.work.by)
+            self._seconds[ranks] = found
+        return self._seconds[ranks]
 
     @cached_property
-    def _operations(self) -> dict[int, float]:
+    def _seconds(self) -> dict[int, float]:
         return {}
 
     def fewest(self, limit: float) -> int:
@@ -76,14 +78,14 @@ class Job:
         gain a tenth.
 
         Arguments:
-            limit: operations of a rank.
+            limit: seconds of a rank.
         """
         if not self.splits:
             return 1
         largest = min(self.most, *(self.block.factor(name).dim for name in self.splits))
         ranks = 1
-        while ranks * 2 <= largest and self.operations(ranks) > limit:
-            if self.operations(2 * ranks) > _GAIN * self.operations(ranks):
+        while ranks * 2 <= largest and self.seconds(ranks) > limit:
+            if self.seconds(2 * ranks) > _GAIN * self.seconds(ranks):
                 break
             ranks *= 2
         return ranks
@@ -99,7 +101,7 @@ class Sharing:
 
     Arguments:
         places: of each job, among the ranks of the column.
-        slowest: operations of the rank with most.
+        slowest: seconds of the rank with most.
         fullest: numbers of factors that the rank with most gets at an update.
     """
 
@@ -139,7 +141,7 @@ def _limits(longest: float) -> Iterator[float]:
 
 def _seconds(shared: Mapping[int, Sharing], world: World, cluster: Cluster) -> float:
     """Of an average step."""
-    slowest = max(one.slowest for one in shared.values()) / cluster.decompositions
+    slowest = max(one.slowest for one in shared.values())
     fullest = max(one.fullest for one in shared.values()) * world.sum_bytes
     link = cluster.bandwidth / cluster.node
     return slowest / world.refresh_every + fullest / link / world.update_every
@@ -148,7 +150,7 @@ def _seconds(shared: Mapping[int, Sharing], world: World, cluster: Cluster) -> f
 def _shared(jobs: Sequence[Job], workers: int, limit: float) -> Sharing:
     """The longest jobs first, each to the least loaded ranks (`longest_first`)."""
     counts = [job.fewest(limit) for job in jobs]
-    each = [job.operations(count) for job, count in zip(jobs, counts, strict=True)]
+    each = [job.seconds(count) for job, count in zip(jobs, counts, strict=True)]
     load = [(0.0, place) for place in range(workers)]
     heapify(load)
     places: list[Ranks] = [range(0)] * len(jobs)
