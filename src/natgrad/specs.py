@@ -219,11 +219,13 @@ class AppliedRoom(NamedTuple):
         prepared: kept until the parts or the damping change.
         scratch: of buffers that the products of all blocks share.
         passing: gone when the product is there, of a block whose ``prepared`` are made anew.
+        at_once: of the gradient that go in at a time, where it is cut into slices; 0 is all of it.
     """
 
     prepared: int = 0
     scratch: int = 0
     passing: int = 0
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True)

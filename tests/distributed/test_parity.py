@@ -39,6 +39,8 @@ OWN = {
     "inputs": {"structure": InputsOnly()},
     "inputs, low-rank": {"structure": InputsOnly(), "inverse": LowRank(3)},
     "root": {"geometry": natgrad.geometry.Euclidean(power=0.5)},
+    "narrow": {"max_dim": 4},
+    "narrow, low-rank": {"max_dim": 6, "inverse": natgrad.inverses.LowRank(2)},
 }
 
 

@@ -6,6 +6,7 @@ from natgrad.inverses.decomposed import Decomposed
 from natgrad.inverses.eigen import Eigen
 from natgrad.inverses.factor import DecomposedFactor
 from natgrad.inverses.functions import DampedPower, Function
+from natgrad.inverses.low_rank import LowRank
 from natgrad.inverses.spectral import Basis, Diagonalization
 from natgrad.specs import FactorCost, FactorSpec
 
@@ -22,6 +23,7 @@ __all__ = [
     "FactorSpec",
     "Function",
     "Inverse",
+    "LowRank",
     "Parts",
     "contained",
 ]

@@ -43,6 +43,20 @@ class Decomposed(ABC):
             out: ``[b, rows, cols]``, where the result is written; ``None`` makes a new tensor.
         """
 
+    def apply_part(
+        self, function: Function, m: Tensor, axis: int, part: slice, out: Tensor
+    ) -> Tensor:
+        """The same for some rows or columns of a matrix, along which the block is a diagonal.
+
+        Arguments:
+            function: of the eigenvalues of the whole block.
+            m: ``[b, rows, cols]``, of which only those rows or columns are there.
+            axis: 1 for rows, 2 for columns.
+            part: which ones.
+            out: like ``m``, where the result is written.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no factors that are diagonals")
+
     @abstractmethod
     def multiply(self, m: Tensor, damping: Damping) -> Tensor:
         """``(block + damping I) m``: what ``apply(DampedPower(-1, damping), ...)`` inverts.
@@ -183,6 +197,13 @@ class FactorProduct(Decomposed):
         else:
             found = self._power(m, function.exponent)
         return found if out is None else out.copy_(found)
+
+    def apply_part(
+        self, function: Function, m: Tensor, axis: int, part: slice, out: Tensor
+    ) -> Tensor:
+        g = self.g.part(part) if axis == 1 and self.g is not None else self.g
+        a = self.a.part(part) if axis == 2 and self.a is not None else self.a
+        return FactorProduct(g, a).apply(function, m, out)
 
     def multiply(self, m: Tensor, damping: Damping) -> Tensor:
         return self._power(m, 1.0)

@@ -47,6 +47,16 @@ class DecomposedFactor:
             parts = self.parts[index * own : (index + 1) * own]
             yield slice(first, end), count, DecomposedFactor(self.inverse, parts, size)
 
+    def part(self, part: slice) -> "DecomposedFactor":
+        """Some entries of a diagonal factor.
+
+        Arguments:
+            part: which ones.
+        """
+        assert self.diagonal
+        parts = tuple(one[:, part] for one in self.parts)
+        return DecomposedFactor(self.inverse, parts, part.stop - part.start, diagonal=True)
+
     def explicit(self) -> Matrix | None:
         """The damped inverse ``[b, d, d]``, ``[b, d]`` of a diagonal one, if it is kept as such."""
         if self.sections:

@@ -34,7 +34,21 @@ class DampedPower:
         Arguments:
             values: ``[b, …]``, eigenvalues of ``b`` matrices, none of them negative.
         """
-        found = floored(damped(values, self.damping), values.flatten(1).amax(1))
+        return self.of_part(values, values)
+
+    def of_part(self, values: Tensor, everything: Tensor) -> Tensor:
+        """The function of some eigenvalues, as a new tensor.
+
+        Arguments:
+            values: ``[b, …]``, some of the eigenvalues of ``b`` matrices.
+            everything: ``[b, …]``, of which their mean and their largest are the matrices'.
+        """
+        if everything is values or not isinstance(self.damping, Relative):
+            found = damped(values, self.damping)
+        else:
+            added = relative(self.damping, everything.flatten(1).mean(1))
+            found = values + added.view(-1, *([1] * (values.ndim - 1)))
+        found = floored(found, everything.flatten(1).amax(1))
         return found.reciprocal_() if self.exponent == -1 else found.pow_(self.exponent)
 
 

@@ -234,6 +234,33 @@ class SpectralProduct(Decomposed):
             self._function, self._scale = function, function(self.values(m.shape))
         return self._filtered(m, self._scale, out)
 
+    def apply_part(
+        self, function: Function, m: Tensor, axis: int, part: slice, out: Tensor
+    ) -> Tensor:
+        g = _part(self.g, part) if axis == 1 else self.g
+        a = _part(self.a, part) if axis == 2 else self.a
+        given = None
+        if self.given is not None:  # [b, rows, cols], of which some
+            height = m.shape[1] if self.g is None else self.g.values.shape[1]
+            given = self.given.view(len(m), height, -1)
+            given = (given[:, part] if axis == 1 else given[:, :, part]).flatten(1)
+        some = SpectralProduct(g, a, given)
+        if isinstance(function, DampedPower):
+            scale = function.of_part(some.values(m.shape), self._summary())
+        else:
+            scale = function(some.values(m.shape))
+        return some._filtered(m, scale, out)
+
+    def _summary(self) -> Tensor:
+        """Numbers ``[b, n]`` with the mean and the largest of all eigenvalues: of a product these
+        are products, and two numbers are enough."""
+        if self.given is not None:
+            return self.given
+        sides = [side.values for side in (self.g, self.a) if side is not None]
+        mean = torch.stack([values.mean(1) for values in sides]).prod(0)
+        most = torch.stack([values.amax(1) for values in sides]).prod(0)
+        return torch.stack([most, 2 * mean - most], 1)
+
     def multiply(self, m: Tensor, damping: Damping) -> Tensor:
         return self._filtered(m, damped(self.values(m.shape), damping))
 
@@ -301,6 +328,14 @@ class SpectralProduct(Decomposed):
         self._roots = (None, None)
         if self._again is not None:
             self.g, self.a = self._again()
+
+
+def _part(basis: Basis | None, part: slice) -> Basis | None:
+    """Some entries of a diagonal factor."""
+    if basis is None:
+        return None
+    assert basis.is_identity
+    return Basis(basis.rows, basis.values[:, part])
 
 
 def _split(lg: Tensor, la: Tensor, damping: Damping) -> tuple[Tensor, Tensor]:

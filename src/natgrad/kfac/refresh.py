@@ -23,6 +23,7 @@ from natgrad.capture.blocks import Block
 from natgrad.comm.wire import Plain
 from natgrad.inverses import Parts
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.forecast import Bar, Forecast
 from natgrad.kfac.ranks.copying import Copying
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import Values
@@ -43,6 +44,7 @@ class Refresh:
 
     def __init__(self, team: Team, clocks: Clocks) -> None:
         self.team, self.clocks = team, clocks
+        self.forecast = Forecast(team)
         # A layer that shares its input with another comes after that one.
         self.blocks = list(team.blocks.values())
         # The dimension of the largest factor, and each factor's clock.
@@ -72,7 +74,7 @@ class Refresh:
             return []
         failed: list[tuple[Block, str]] = []
         if self.team.alone:  # nobody waits for all of them: new ones replace old ones as they come
-            for block, made in self._decompose(due, step.values):
+            for block, made in self._decompose_shown(due, step.values):
                 solved = {n: parts for n, parts in made.items() if parts is not None}
                 block.install(solved, solved, self.team.keeps[block])
                 failed += [(block, name) for name in made if name not in solved]
@@ -81,7 +83,7 @@ class Refresh:
             done: Done = {}
             waiting: dict[Block, dict[str, Parts]] = {}
             made_rows: dict[FactorId, Tensor] = {}
-            for block, made in self._decompose(due, step.values):
+            for block, made in self._decompose_shown(due, step.values):
                 done[block] = {name: parts is not None for name, parts in made.items()}
                 self._take(block, made, waiting, made_rows)
                 del made
@@ -128,6 +130,22 @@ class Refresh:
         for (block, name, _), votes in zip(watched, moved.tolist(), strict=True):
             if votes:
                 due[block].add(name)
+
+    def _decompose_shown(
+        self, due: Due, now: Values
+    ) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
+        """With a word before the first ones, and a bar, if they are going to be long."""
+        mine = [
+            (block, name)
+            for block in self.blocks
+            for name in sorted(due[block] & self.team.decomposes[block])
+        ]
+        self.forecast.announce(mine)
+        with Bar(self.forecast, mine) as bar:
+            for block, made in self._decompose(due, now):
+                bar.add(block, made)
+                yield block, made
+                del made
 
     def _decompose(self, due: Due, now: Values) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
         """What this rank decomposes, of each block: first those whose input factors others share,

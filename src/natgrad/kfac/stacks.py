@@ -25,6 +25,7 @@ from natgrad.inverses import Decomposed, Function
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.low_rank import OuterProduct
 from natgrad.kfac.motion import Motion, Mover
+from natgrad.kfac.slices import SlicedMatrix, sliced_axis, slices
 
 Gradient = Tensor | None
 View = Callable[[Tensor], Tensor]
@@ -176,11 +177,56 @@ class Stack:
         return squares.to(self.device, non_blocking=True)
 
 
+class SlicedStack(Stack):
+    """One block, cut along ``axis`` of its matrix: ``numel`` is that of its widest slice."""
+
+    def __init__(self, block: Block, order: int, motion: Motion, axis: int) -> None:
+        super().__init__([block], [order], motion)
+        self.axis, rows = axis, block.shape[axis]
+        self.numel = self.numel // rows * max(p.stop - p.start for p in slices(block, axis))
+
+    def bind(self, raw: Tensor, out: Tensor) -> None:
+        (block,) = self.blocks
+        self.raw, self.out = raw[: self.numel], out[: self.numel]
+        self.matrix = SlicedMatrix(block, self.axis, self.raw, self.out)
+        self.parameters = block.parameters
+
+    def precondition(
+        self, gradients: list[Gradient], how: How, rates: LearningRates, dots: Tensor
+    ) -> bool:
+        there = [gradient for gradient in gradients if gradient is not None]
+        if len(there) < len(gradients):
+            return False
+        assert how.function is not None
+        dot = self.matrix.precondition(self.decomposed, there, how.function, how.scale, rates)
+        dots[self.order.to(dots.device)] = dot.to(dots)
+        return True
+
+    def precondition_apart(
+        self,
+        gradients: list[Gradient],
+        outers: dict[Block, OuterProduct],
+        how: How,
+        rates: LearningRates,
+        dots: Tensor,
+    ) -> None:
+        (block,) = self.blocks
+        if block in outers:
+            layer = block.layers[0]
+            own = [0.0 if p is None else rates.of(p) for p in (layer.weight, layer.bias)]
+            dots[int(self.order[0])] = outers[block].dot(*own)
+        else:
+            self.precondition(gradients, how, rates, dots)
+
+
 def stacked(blocks: Iterable[Block], order: dict[Block, int], motion: Motion) -> list[Stack]:
     """Stacks of all blocks that are ready."""
     groups: dict[Any, list[Block]] = {}
+    cut: list[Stack] = []
     for block in blocks:
-        if block.ready:
+        if block.ready and (axis := sliced_axis(block, motion)) is not None:
+            cut.append(SlicedStack(block, order[block], motion, axis))
+        elif block.ready:
             shapes = tuple(
                 (name, part.shape, part.dtype)
                 for name, parts in sorted(block.parts.items())
@@ -195,7 +241,8 @@ def stacked(blocks: Iterable[Block], order: dict[Block, int], motion: Motion) ->
                 shapes,
             )
             groups.setdefault(key, []).append(block)
-    return [Stack(some, [order[block] for block in some], motion) for some in groups.values()]
+    whole = [Stack(some, [order[block] for block in some], motion) for some in groups.values()]
+    return [*whole, *cut]
 
 
 def _slots(

@@ -11,7 +11,7 @@ from typing import Any
 from natgrad.curvature.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
 from natgrad.curvature.likelihoods import Categorical, Likelihood
 from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, SquareLoss, as_loss
-from natgrad.inverses import Cholesky, Eigen, Inverse
+from natgrad.inverses import Cholesky, Eigen, Inverse, LowRank
 from natgrad.lab import registry
 from natgrad.lab.data import by_name as data_by_name
 from natgrad.lab.data.by_name import NamedData
@@ -50,7 +50,7 @@ STRUCTURES: Registry[Callable[..., Structure]] = factories(
 )
 
 INVERSES: Registry[Callable[..., Inverse]] = factories(
-    "inverse", Inverse, {"eigen": Eigen, "cholesky": Cholesky}
+    "inverse", Inverse, {"eigen": Eigen, "cholesky": Cholesky, "low-rank": LowRank}
 )
 
 

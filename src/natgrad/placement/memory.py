@@ -120,9 +120,10 @@ def _applied(plan: Plan, blocks: Sequence[BlockSpec]) -> tuple[int, int, int]:
     stacks: dict[object, list[BlockSpec]] = {}
     for block in blocks:
         sizes = [(n, s.dim, s.batch, s.diagonal, s.parts) for n, s in block.factors]
-        stacks.setdefault((block.shape, tuple(sizes), block.decomposed), []).append(block)
+        alone = block.name if block.applied.at_once else ""
+        stacks.setdefault((block.shape, tuple(sizes), block.decomposed, alone), []).append(block)
     prepared = each * sum(block.applied.prepared for block in blocks)
-    numbers = [len(own) * prod(own[0].shape) for own in stacks.values()]
+    numbers = [len(own) * (own[0].applied.at_once or prod(own[0].shape)) for own in stacks.values()]
     largest = each * max(numbers, default=0)
     scratch = [each * len(own) * own[0].applied.scratch for own in stacks.values()]
     buffers = 2 * largest + _scratch(scratch, _SCRATCH + 2 * largest)

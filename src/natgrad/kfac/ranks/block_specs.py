@@ -16,6 +16,7 @@ from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import box_of
 from natgrad.errors import SettingError
 from natgrad.kfac.motion import Motion
+from natgrad.kfac.slices import sliced_axis, sliced_room
 from natgrad.specs import AppliedRoom, BlockSpec, Box, FactorSpec, Piece, Ranks
 
 
@@ -100,7 +101,9 @@ def _applied(block: Block, motion: Motion) -> AppliedRoom:
         name: tuple(torch.empty(shape, device="meta") for shape in block.part_shapes(name))
         for name in names
     }
-    return block.decomposed(parts).room(numel)
+    room = block.decomposed(parts).room(numel)
+    axis = sliced_axis(block, motion)
+    return room if axis is None else sliced_room(block, axis, room)
 
 
 def _leading(block: Block, index: int) -> int:
