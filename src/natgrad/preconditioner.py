@@ -29,6 +29,7 @@ from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
+from natgrad.kfac.health import Monitor
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.low_rank import LowRankGradients
@@ -174,7 +175,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer, AdaptsDamping):
             )
         world = world_of(model, self.comm, *clocks)
         self.team = Team(self.comm, self.blocks, world, distributed, motion)
-        self.watch = Stopwatch()
+        self.watch, self.monitor = Stopwatch(), Monitor()
         self.statistics = Statistics(self.watch)
         self.capture = Capture(
             self.model,
@@ -239,6 +240,8 @@ class KFAC(Inspection, Saving, FollowsOptimizer, AdaptsDamping):
             with self.watch("apply"):
                 self.preconditioning(now)
         self.steps += 1
+        if self.monitor.open:
+            self._warn(self.monitor.after_step(self))
         self._prepare()
 
     def _now(self, samples: int | None) -> Step:
