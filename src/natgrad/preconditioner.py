@@ -39,6 +39,7 @@ from natgrad.kfac.attaching import Attaching
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
+from natgrad.kfac.health import Monitor
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.low_rank import LowRankGradients
@@ -190,7 +191,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
             )
         world = world_of(model, self.comm, *clocks)
         self.team = Team(self.comm, self.blocks, world, distributed, motion)
-        self.watch = Stopwatch()
+        self.watch, self.monitor = Stopwatch(), Monitor()
         self.statistics = Statistics(self.watch)
         sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
         self.capture = Capture(
@@ -257,6 +258,8 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
                 self.preconditioning(now)
         self.after_step()
         self.steps += 1
+        if self.monitor.open:
+            self._warn(self.monitor.after_step(self))
         self._prepare()
 
     def _now(self, samples: int | None) -> Step:

@@ -126,7 +126,7 @@ class TestSettings:
         [
             ("damping", -1.0, "finite and at least 0"),
             ("damping", "small", "finite and at least 0"),
-            ("damping", None, "finite and at least 0"),
+            ("norm_damping", None, "finite and at least 0"),
             ("factor_decay", 1.0, "in [0, 1)"),
             ("factor_decay", -0.1, "in [0, 1)"),
             ("norm_damping", float("inf"), "finite and at least 0"),
@@ -173,7 +173,7 @@ class TestSettings:
                 terms_per_sample=0,
             )
 
-    @pytest.mark.parametrize("given", ["mean", None, F.cross_entropy, natgrad.SumLoss])
+    @pytest.mark.parametrize("given", ["mean", F.cross_entropy, natgrad.SumLoss])
     def test_loss(self, given):
         says(
             SettingError,

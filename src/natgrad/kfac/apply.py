@@ -29,6 +29,8 @@ from natgrad.kfac.step import Step
 from natgrad.linalg.workspace import allow
 from natgrad.schedules import LevenbergMarquardt
 
+LOOKS = 6  # refreshes whose steps are looked at, for `natgrad.kfac.health`
+
 
 class Preconditioning:
     """Stacks are made anew whenever a further block has become ready."""
@@ -52,6 +54,7 @@ class Preconditioning:
         self.ready: list[Block] = []  # on all ranks together
         self._all_ready = False
         self._versions: list[int] = []
+        self.refreshes, self.looks_left, self.looks = 0, LOOKS, False
         self._covered: list[nn.Parameter] = []  # of blocks that are ready, each once
         self._uncovered = gradients.parameters
 
@@ -92,8 +95,12 @@ class Preconditioning:
         """What only changes when blocks become ready, are refreshed, or learning rates change."""
         if not self._all_ready:
             self.restack()
+        self.looks = False
         if self._versions != (now := [block.version for block in self.ready]):
             self._versions = now
+            self.refreshes += 1
+            self.looks = self.looks_left > 0
+            self.looks_left -= self.looks
             for stack in self.stacks:
                 stack.check_versions()
         self.rates.read()
@@ -183,7 +190,7 @@ class Preconditioning:
             if damping not in functions:
                 function = self.motion.geometry.function(damping) if self._plain else None
                 functions[damping] = function
-            how = How(damping, step.values.momentum, scale, functions[damping])
+            how = How(damping, step.values.momentum, scale, functions[damping], self.looks)
             if outers and any(block in outers for block in stack.blocks):
                 stack.precondition_apart(gradients, outers, how, self.rates, dots)
                 complete = False

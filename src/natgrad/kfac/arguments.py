@@ -109,7 +109,7 @@ def check_groups(loss: Any, distributed: Any) -> None:
     if loss is not None and not isinstance(loss, MeanLoss | SumLoss):
         raise SettingError(
             f"loss is {loss!r} but must say how the loss adds up its samples: pass "
-            "natgrad.MeanLoss() or natgrad.SumLoss(), or leave it out and it is found."
+            "natgrad.MeanLoss() or natgrad.SumLoss()."
         )
     if not isinstance(distributed, Distributed):
         placement = callable(distributed) and not isinstance(distributed, type)

@@ -10,7 +10,7 @@ from natgrad.capture.discovery import Uncovered
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.comm import Communicator
-from natgrad.kfac import reports
+from natgrad.kfac import health, reports
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.attaching import Attachment
 from natgrad.kfac.clipping import LearningRates
@@ -35,6 +35,7 @@ class Inspection:
     rates: LearningRates
     attachment: Attachment | None
     steps: int
+    monitor: health.Monitor
 
     def __repr__(self) -> str:
         """One line: what it covers, by which settings, what it hangs on, and how far it is."""
@@ -67,6 +68,11 @@ class Inspection:
     def coverage(self) -> Table:
         """Every parameter: the structure that preconditions it, or why none does."""
         return reports.coverage(self.model, self.blocks, self.uncovered)
+
+    def health(self) -> health.Health:
+        """Whether it works: coverage, statistics, scale of the loss, damping and curvature, how far
+        gradients are turned, cost of a refresh; each with what to do."""
+        return health.health(self)
 
     def memory(self) -> Table:
         """Bytes by block and purpose."""

@@ -40,6 +40,7 @@ class How(NamedTuple):
     momentum: float = 0.0
     scale: float = 1.0
     function: Function | None = None
+    looks: bool = False  # whether to keep what `natgrad.kfac.health` reads
 
 
 class Slot:
@@ -80,6 +81,7 @@ class Stack:
         self.order = torch.tensor(order, device=self.device)  # of its blocks among all
         self._versions = [block.version for block in blocks]
         self.mover = Mover(motion, blocks)
+        self.looked: tuple[Tensor, Damping] | None = None
         self._rates_version = -1
         self._squares: Tensor | None = None
 
@@ -124,6 +126,8 @@ class Stack:
             self.decomposed.apply(how.function, raw, out)
         else:
             self.mover(self.decomposed, self.raw, how.damping, how.momentum, self.out)
+        if how.looks:
+            self.looked = self._products(), how.damping
         torch._foreach_copy_(mine, self.out_views)  # type: ignore[arg-type]
         # Of one dtype and device for all blocks, which a stack's own may differ from.
         dots[self.order.to(dots.device)] = self._dots(rates).to(dots)
@@ -153,6 +157,11 @@ class Stack:
                 alone = Stack([block], [place], self.mover.motion)
                 alone.bind(self.raw.flatten(), self.out.flatten())
                 alone.precondition(by_block[index], how, rates, dots)
+
+    def _products(self) -> Tensor:
+        """Inner products of gradients before and after, and squares of both, ``[3, count]``."""
+        raw, out = self.raw.flatten(1), self.out.flatten(1)
+        return torch.stack([torch.linalg.vecdot(*p) for p in ((raw, out), (raw, raw), (out, out))])
 
     def _dots(self, rates: LearningRates) -> Tensor:
         """``[count]``; weight and bias of a layer may have learning rates of their own."""

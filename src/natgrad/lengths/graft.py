@@ -2,7 +2,7 @@
 
     step <- step |grad| / |step|            norms of the layer's whole matrix, bias included
 
-"Grafting" (Agarwal et al. 2020; Anil et al. 2020, sec. 3.2): one method says where to go and the
+"Grafting" (Agarwal et al. 2020; Anil et al. 2020): one method says where to go and the
 other how far. A learning rate, schedule, clipping norm and weight decay that were tuned for SGD
 then mean what they meant, since every layer's update is as long as it was. What the lengths of a
 natural gradient would say beyond that, that flat layers may move further, is given up.
