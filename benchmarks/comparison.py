@@ -44,7 +44,7 @@ def run(name: str, one: BenchmarkTask, folder: Path, threads: int, seeds: int) -
     """All that is left of a task; the number of the signal that ended it, or 0."""
     where = folder / name
     where.mkdir(parents=True, exist_ok=True)
-    _note(where)
+    note(where)
     tell = shown(lambda text: print(f"{name} {text}", file=sys.stderr, flush=True))
     found = compare(one.setup(threads, seeds), where, tell, resume=True)
     small(found).write(where)
@@ -84,7 +84,7 @@ def _digits(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _note(where: Path) -> None:
+def note(where: Path) -> None:
     """On which machines and commits it was run."""
     known = _json(where / FACTS)
     for name, value in machine().items():
@@ -149,7 +149,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _stop_after(minutes: float | None) -> threading.Timer | None:
+def stop_after(minutes: float | None) -> threading.Timer | None:
     """SIGTERM to this process, which saves the run that is under way."""
     if minutes is None:
         return None
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=HERE / "RESULTS.md")
     asked = parser.parse_args(argv)
     start, came = time.monotonic(), 0
-    timer = None if asked.table else _stop_after(asked.budget_minutes)
+    timer = None if asked.table else stop_after(asked.budget_minutes)
     for name in asked.tasks if not asked.table else ():
         left = (asked.budget_minutes or float("inf")) * 60 - (time.monotonic() - start)
         if came or left <= 0:

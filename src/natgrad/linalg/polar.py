@@ -9,7 +9,7 @@ before it have left (Amsel et al. 2025); the first ones grow small values by 8 a
 is Newton-Schulz itself.
 
 A wide matrix ``[n, m]`` has the same polynomials of its Gram matrix ``X X^T [n, n]`` alone, three
-at a time: ``X <- P3 P2 P1 X`` with ``P_i = a + b G_i + c G_i^2`` and ``G_(i+1) = P_i G_i P_i``, so
+at a time: ``X <- q_3 q_2 q_1 X`` with ``q_i = a + b G_i + c G_i^2``, ``G_(i+1) = q_i G_i q_i``, so
 that ``X`` itself is multiplied twice instead of six times. A Gram matrix knows a small singular
 value by its square, so in float32 one of 1e-3 only to some percent. That does no harm while values
 are small, where polynomials hardly depend on them; before they matter, ``G`` is computed anew.

@@ -39,7 +39,7 @@ def trained(model, steps):
 
 
 def test_what_is_tested_is_the_average_of_all_points():
-    """x = mean of z_1 … z_t with z <- z - lr g / sqrt(v) (Defazio et al. 2024, eq. 3 to 5)."""
+    """x = mean of z_1 … z_t with z <- z - lr g / sqrt(v) (Defazio et al. 2024)."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     made, mean = trained(model, 7)
     before = [p.detach().clone() for p in model.parameters()]
