@@ -90,7 +90,7 @@ class KFAC(Inspection, Saving, FollowsOptimizer):
         include: patterns of module names, or modules, that are preconditioned; None for all.
         exclude: patterns of module names, or modules, that keep their plain gradients.
         split: rows of the matrices that lie in one weight, by patterns of module names, such as
-            ``{"*.c_attn": (d, d, d)}``; None finds fused projections by their usual names.
+            ``{"*.c_attn": (d, d, d)}`` or ``Interleaved(...)``; None finds them by their names.
         loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``.
         distributed: what concerns several processes: who does what, and how numbers travel.
         factor_dtype: in which the running averages are kept; float32 or better if it is None.
