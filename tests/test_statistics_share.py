@@ -156,6 +156,31 @@ def test_rows_that_are_no_samples_all_enter_at_less_weight():
     assert not close(found[SHARE]["first"], found[None]["first"], 1e-2)
 
 
+class TokensFirst(nn.Module):
+    """Samples in front of the model, tokens in front of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.inner(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("tokens", [4, 6, 12])
+def test_samples_on_another_axis(tokens):
+    torch.manual_seed(0)
+    model, x = TokensFirst().double(), torch.randn(8, tokens, 3, dtype=torch.float64)
+    found = []
+    for statistics, some in ((SHARE, slice(None)), (None, SHARE(0, 0, 8))):
+        kfac = KFAC(model, statistics=statistics, **ALWAYS)
+        model(x[some]).pow(4).sum((1, 2)).mean().backward()
+        kfac.step()
+        found.append(dense(kfac.blocks[0]))
+        kfac.detach()
+    assert close(*found, 1e-10)
+
+
 def test_micro_batches_are_one_batch():
     """Samples are numbered through all of them."""
     found = []

@@ -71,8 +71,9 @@ class NaturalMuon(Optimizer):
         include: patterns of module names, or modules, that have a block; None for all but norm
             layers.
         exclude: patterns of module names, or modules, that are left to AdamW.
-        split: rows of the matrices that lie in one weight, by patterns of module names; None finds
-            fused projections (query, key and value; gate and up) by their usual names.
+        split: rows of the matrices that lie in one weight, by patterns of module names, or
+            ``Interleaved(...)``, and ``Experts(...)`` by those of parameters; None finds fused
+            projections (query, key and value; gate and up) by their usual names.
         max_dim: widest factor of a layer that is kept whole; of a wider one diagonal blocks or the
             diagonal. None keeps all of them whole.
         loss: which axis of the batch the samples are on, and terms that differ between layers; None

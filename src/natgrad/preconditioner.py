@@ -103,7 +103,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
         include: patterns of module names, or modules, that are preconditioned; None for all.
         exclude: patterns of module names, or modules, that keep their plain gradients.
         split: rows of the matrices that lie in one weight, by patterns of module names, such as
-            ``{"*.c_attn": (d, d, d)}``; None finds fused projections by their usual names.
+            ``{"*.c_attn": (d, d, d)}`` or ``Interleaved(...)``; None finds them by their names.
         max_dim: widest factor that is kept whole, of wider ones only diagonal blocks or a diagonal
             (``coverage()`` says of which); None keeps all of them whole.
         loss: how the loss between two steps adds up its samples, ``MeanLoss()`` or ``SumLoss()``;

@@ -13,10 +13,15 @@ from distributed import layouts
 from distributed.layouts import assert_same
 from distributed.training import weights
 from natgrad import Distributed, NaturalMuon
+from natgrad import layers as natgrad_layers
 from natgrad.layers import Interleaved
 
 PLACEMENTS = {"mem": natgrad.MemOpt(), "comm": natgrad.CommOpt(), "auto": natgrad.Auto()}
-SPLIT = {"qkv": Interleaved((4, 2, 1), heads=3), "gated": Interleaved(2)}
+SPLIT = {
+    "qkv": Interleaved((4, 2, 1), heads=3),
+    "gated": Interleaved(2),
+    "experts.gate_up_proj": natgrad_layers.Experts(Interleaved(2), inputs_first=True),
+}
 
 
 class Experts(nn.Module):
@@ -50,7 +55,7 @@ def net():
 
 
 def train(model, rank=0, ranks=1, **more):
-    # By pattern for linear layers, by themselves for experts.
+    # The experts' last projection is found by itself.
     optimizer = NaturalMuon(model, 0.02, split=SPLIT, update_every=2, refresh_every=2, **more)
     for step in range(4):
         generator = torch.Generator().manual_seed(step)

@@ -2,6 +2,7 @@
 
     discovery    a model -> blocks: one weight matrix each, with the layers that use it
     hooks        a pass -> pairs (input, gradient of the output), one for each call of a layer
+    chosen       which samples of a pass enter, and tensors cut down to them
     statistics   pairs -> sums of a block's factors, as its structure says
     averages     sums -> running averages
     blocks       all that is known of one weight: sums, running averages, decomposed factors

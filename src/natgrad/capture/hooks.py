@@ -108,7 +108,7 @@ class Capture:
         if self._layer_hooks.handles:
             return
         watched: dict[nn.Module, list[Use]] = {}
-        for use in (use for use in self.uses if use[0].factors):
+        for use in [use for use in self.uses if use[0].factors]:
             watched.setdefault(use[1].module, []).append(use)
         wanted: list[Registration] = []
         for module, uses in watched.items():
