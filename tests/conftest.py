@@ -15,11 +15,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
+import natgrad
 from distributed.world import PRELOAD
 from natgrad.comm import launch
 from parameter_samples import sampled
 
 torch.set_num_threads(1)
+# All that loads on first use: some tests forget what is imported while they run.
+ALL = [getattr(natgrad, name) for name in natgrad.__all__]
 
 
 def pytest_addoption(parser):

@@ -3,11 +3,16 @@
 from dataclasses import dataclass
 
 import pytest
+from typer.main import get_command
 
 from distributed.conftest import world
 from natgrad.cli import run
+from natgrad.cli.main import app
 
 __all__ = ["world"]
+
+# The files of all commands: some tests forget what is imported while they run.
+get_command(app).commands  # noqa: B018
 
 
 @dataclass(frozen=True)

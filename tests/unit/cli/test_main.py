@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from natgrad import cli
 from natgrad.cli import run
 
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -98,6 +99,7 @@ def test_errors_of_others_are_not_hidden(monkeypatch):
 def forget_commands(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("natgrad.cli.")]:
         monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(cli, name.removeprefix("natgrad.cli."), raising=False)
 
 
 def test_without_typer(monkeypatch):
