@@ -93,3 +93,22 @@ def test_no_such_collective():
         CollectiveSeconds("total", 2, 0, 1.0)
     with pytest.raises(SettingError, match="seconds is -1 but must be finite and above 0"):
         CollectiveSeconds("total", 2, 8, -1)
+
+
+@pytest.mark.parametrize("duplex", [0.0, 0.4, 1.0])
+def test_links_that_take_turns_are_told_from_slow_ones(duplex):
+    """From exchanges, in which both directions are busy, beside collectives that go around."""
+    true = Cluster(1e12, 2e9, 3e-5, overhead=4e-6, duplex=duplex)
+    measured = []
+    for kind in KINDS:
+        for ranks in (2, 4):
+            for nbytes in (1 << 12, 1 << 18, 1 << 24):
+                one = CollectiveSeconds(kind, ranks, nbytes, 1.0)
+                seconds = one.predicted(true)
+                measured.append(CollectiveSeconds(kind, ranks, nbytes, seconds))
+    found = fit_links(measured, 1e12)
+    assert found.duplex == pytest.approx(duplex, abs=1e-6)
+    assert found.bandwidth == pytest.approx(2e9)
+    assert found.latency == pytest.approx(3e-5)
+    only = [one for one in measured if one.kind == "exchange"]
+    assert fit_links(only, 1e12).duplex == 1.0  # nobody can tell

@@ -2,20 +2,28 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from natgrad.errors import SettingError
+from natgrad.kfac.ranks import summing
 from natgrad.placement import (
     Cluster,
     CommOpt,
     Flops,
+    Flows,
     Hybrid,
+    Link,
     Local,
     MemOpt,
     ReduceScatter,
     Timeline,
     World,
+    routes,
     simulate,
+    simulator,
 )
+from natgrad.specs import Routine
 from unit.placement.networks import LAYOUTS, linear, mixed, mlp, resnet50
 
 UNIT = Cluster(flops=1.0, bandwidth=1.0, latency=1000.0, overhead=1e-9)
@@ -101,3 +109,73 @@ def test_costs_can_be_replaced():
     plan = MemOpt()(mlp(1), World(1))
     slow, fast = (simulate(plan, UNIT, cost).refresh[0] for cost in (Measured(), Flops()))
     assert slow == pytest.approx(2 * fast)
+
+
+def flown(*amounts, **changes):
+    """Seconds of two ranks: of every bucket, megabytes from rank 0 to 1, and from 1 to 0."""
+    flows = [
+        Flows(np.array([there, back]) * 10**6, np.array([back, there]) * 10**6)
+        for there, back in amounts
+    ]
+    quick = Cluster(bandwidth=1e6, latency=1e-9, overhead=1e-9, **changes)
+    return simulator._flown(flows, [10**6] * len(flows), quick)
+
+
+def test_a_bucket_waits_until_it_may_leave(monkeypatch):
+    """As many are under way as the executor lets leave (`may_leave`), and the number is in one
+    place."""
+    few = [(10, 0)] + [(0, 0)] * (routes.IN_FLIGHT - 1)
+    assert flown(*few[:-1], (0, 5)) == pytest.approx([10, 10])  # the last one leaves at once
+    assert flown(*few, (0, 5)) == pytest.approx([15, 15])  # it waits for the first one
+    monkeypatch.setattr(routes, "IN_FLIGHT", 100)
+    assert flown(*few, (0, 5)) == pytest.approx([10, 10])
+    monkeypatch.setattr(routes, "IN_FLIGHT", 1)
+    assert flown(*few[:-1], (0, 5)) == pytest.approx([15, 15])
+    assert summing.may_leave is simulator.may_leave is routes.may_leave
+
+
+def test_so_does_one_of_a_plan(monkeypatch):
+    """Layers that one rank owns, one behind the other."""
+    blocks = [linear(f"l{i}", 300, 300, 4, bias=False) for i in range(12)]
+    world = World(4, bucket_bytes=4 * 300 * 301 // 2, route=routes.Route.DIRECT)
+    cluster = Cluster(latency=1e-9, overhead=1e-9)
+    found = []
+    for limit in (1, 2, routes.IN_FLIGHT, 1000):
+        monkeypatch.setattr(routes, "IN_FLIGHT", limit)
+        found.append(max(simulate(MemOpt()(blocks, world), cluster).update))
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 1.5 * found[-1]
+    assert found[-2] == pytest.approx(found[-1], rel=0.2)  # four are nearly as good as all
+
+
+def test_one_direction_at_a_time():
+    """What two ranks of gloo send each other mostly travels one after the other."""
+    flows = Flows(np.array([12, 6]), np.array([6, 12]))
+    for duplex, seconds in ((1.0, 12), (0.5, 15), (0.0, 18)):
+        slow = Cluster(bandwidth=1.0, latency=1e-9, overhead=1e-9, duplex=duplex)
+        assert slow.exchange(flows) == pytest.approx([seconds] * 2)
+        assert flown((12, 6), duplex=duplex) == pytest.approx([seconds] * 2)
+        assert slow.ring(6, 4) == pytest.approx(6)
+
+
+def test_rings_take_a_hop_for_every_rank():
+    trees = Cluster(latency=5.0, bandwidth=1.0, node=4, inside=Link(3.0, 1.0))
+    rings = replace(trees, rings=True)
+    assert trees.ring(7, 16) == 4 * 5.0 + 7
+    assert rings.ring(7, 16) == 4 * 5.0 + 11 * 3.0 + 7
+    assert rings.ring(7, 4) == 3 * 3.0 + 7  # inside of a node
+    assert replace(rings, node=1, inside=None).ring(7, 16) == 15 * 5.0 + 7
+    assert rings.ring(7, 1) == trees.ring(7, 1) == 0
+    assert rings.all_reduce(16, 16) == trees.all_reduce(16, 16)  # in trees
+
+
+def test_inverses_and_eigendecompositions_have_their_own_speed():
+    cluster = Cluster(flops=100.0, decomposing=0.1, inverting=0.5)
+    assert cluster.rate(Routine.EIGEN) == 10
+    assert cluster.rate(Routine.CHOLESKY) == cluster.rate(Routine.PRODUCT) == 50
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.5, "both", float("nan")])
+def test_a_share_of_both_directions_is_one(wrong):
+    with pytest.raises(SettingError, match=r"Cluster.duplex is .* but must be"):
+        Cluster(duplex=wrong)
