@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import natgrad
-from fuzz.faults import CLASSES, REFUSED, RIGHT, injected
+from fuzz.faults import CLASSES, fine, injected
 from natgrad.comm import ProcessGroups
 from natgrad.comm.recording import Recording
 
@@ -20,8 +20,7 @@ PATIENCE = 6.0  # seconds that a collective waits
 
 def test_no_fault_is_silent():
     found = injected(40, seed=0)
-    ends = {how for counts in found.values() for how in counts}
-    assert ends <= {RIGHT, REFUSED, "dropped, all ranks alike"}, found
+    assert all(fine(what, how) for what, counts in found.items() for how in counts), found
     assert sum(counts.total() for counts in found.values()) == 40
     kinds = {name.removesuffix("s") for name in CLASSES}
     assert {what.partition(",")[0] for what in found} >= {"full disk"}

@@ -175,7 +175,8 @@ class Loops(RuleBasedStateMachine):
     @rule(layer=st.sampled_from([0, 3]))
     def replace_a_weight(self, layer):
         """The weight is the same, but another object: that is said, and a new KFAC is the cure."""
-        if self.left_behind or layer in self.frozen:
+        alone = len(self.frozen) + 1 == len(FEATURES)  # then no block is left, which is refused
+        if self.left_behind or layer in self.frozen or alone:
             return
         model = self.loud.model
         model[layer].weight = nn.Parameter(model[layer].weight.detach().clone())
