@@ -5,6 +5,8 @@
 # make package      builds wheel and source distribution into dist/, and tests them as they are installed
 # make test-vision  the tests of Mask R-CNN, with torchvision in an environment of its own
 # make fuzz         random networks, worlds and training loops, beside oracles; MINUTES=60 or EXAMPLES=10000
+# make faults       a thousand injected faults (messages, files, full disks), and how each ended
+# make mutation     small wrong changes of the library, and which of them the tests of their room notice
 # make bench        the benchmarks: the better part of an hour, on a machine that does nothing else
 # make clean        removes both environments, caches and the demo's output
 
@@ -22,6 +24,9 @@ MINUTES ?= 0
 EXAMPLES ?= 1000
 KIND   ?= all
 SEED   ?= 0
+# Of which room make mutation takes mutants, and how many of each.
+ROOM   ?= all
+COUNT  ?= 25
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
 COMPARED := --optimizers sgd,adamw,muon,soap,kfac,naturalmuon-mc --trials 4 --threads 1 --resume
 BIN    := $(VENV)/bin
@@ -29,7 +34,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick package test-vision check fuzz bench clean
+.PHONY: help demo test quick package test-vision check fuzz faults mutation bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -69,6 +74,13 @@ check: $(VENV)/dev.stamp
 fuzz: $(VENV)/dev.stamp
 	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --kind $(KIND) --seed $(SEED) \
 		--minutes $(MINUTES) --examples $(EXAMPLES)
+
+faults: $(VENV)/dev.stamp
+	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.faults --seed $(SEED)
+
+mutation: $(VENV)/dev.stamp
+	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m mutation --room $(ROOM) --count $(COUNT) \
+		--seed $(SEED)
 
 bench: $(VENV)/dev.stamp
 	@set -e; for name in $(BENCHMARKS); do \

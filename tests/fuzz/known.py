@@ -29,4 +29,10 @@ ONE_PROCESS = {
         Settings(exact=True, clip=1e-3),
         [Batch((1,)), Batch((1,))],
     ),
+    # Where the model itself is not called, nothing says that tokens are not samples; the user does.
+    "a part with its tokens in front": (
+        Network(("tokens", 2, 2), (("norm", 0, "tokens_first"),), None),
+        Settings(parts=True, damping=0.01),
+        [Batch((1,))],
+    ),
 }

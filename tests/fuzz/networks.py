@@ -47,8 +47,11 @@ class Network:
                 for name, b in body.named_buffers():
                     if name.endswith(("running_mean", "running_var")):
                         b.uniform_(0.5, 1.5)
-        # The oracle knows fused layers as a whole only.
-        fused = [m for m in body.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
+        # The oracle knows fused layers, and weights with several biases, as a whole only.
+        whole = nn.MultiheadAttention | nn.RNNBase
+        fused = [
+            m for m in body.modules() if isinstance(m, whole) or getattr(m, "way", "") == "shared"
+        ]
         inside = {p for module in fused for p in module.parameters()}
         parameters = [p for p in body.parameters() if p not in inside]
         chosen = {i % len(parameters) for i in self.frozen if parameters}

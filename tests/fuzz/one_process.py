@@ -154,7 +154,9 @@ def compare(network: Network, settings: Settings, steps: list[Batch]) -> None:
         inverse=settings.inverse,
         geometry=settings.geometry,
         curvature=ExactFisher(Gaussian()) if settings.exact else None,
-        loss=(SumLoss if settings.total else MeanLoss)(batch_axis=axes(model, steps)),
+        loss=(SumLoss if settings.total else MeanLoss)(
+            batch_axis=axes(model, steps, settings.parts)
+        ),
         factor_dtype=torch.float64 if settings.wide else None,
     )
     curved, plain = History([], settings.decay), History([], 0.0)
@@ -174,12 +176,15 @@ def compare(network: Network, settings: Settings, steps: list[Batch]) -> None:
     kfac.detach()
 
 
-def axes(model, steps) -> dict[str, int]:
-    """Which layers have their tokens in front; said where sizes cannot tell."""
+def axes(model, steps, parts) -> dict[str, int]:
+    """Which layers have their tokens in front; said where sizes cannot tell, or nobody has said how
+    many samples there are."""
     sizes = {n for batch in steps for n in batch.sizes}
     found = ((name, m) for name, m in model.named_modules() if isinstance(m, Around))
     return {
-        f"{name}.inner": 1 for name, m in found if m.way == "tokens_first" and m.tokens in sizes
+        f"{name}.inner": 1
+        for name, m in found
+        if m.way == "tokens_first" and (parts or m.tokens in sizes)
     }
 
 

@@ -9,8 +9,10 @@ must matter (layers that are frozen, other learning rates) happens to both.
 import copy
 import tempfile
 import warnings
+from collections.abc import Collection
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -49,9 +51,11 @@ def network() -> nn.Sequential:
 
 
 class Training:
-    def __init__(self, total: bool, **settings: Any) -> None:
+    def __init__(self, total: bool, frozen: Collection[int] = (), **settings: Any) -> None:
         self.total, self.settings = total, settings
         self.model = network()
+        for layer in frozen:
+            self.model[layer].requires_grad_(False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
         self.kfac = self.new_kfac()
 
@@ -100,6 +104,7 @@ class Loops(RuleBasedStateMachine):
         }
         self.quiet, self.loud = (Training(total, **settings) for _ in range(2))
         self.frozen: set[int] = set()
+        self.frozen_when_made: set[int] = set()
 
     def data(self, n: int) -> tuple[Tensor, Tensor]:
         self.batch += 1
@@ -120,8 +125,10 @@ class Loops(RuleBasedStateMachine):
     def step(self, sizes, evaluates):
         batches = [self.data(n) for n in sizes]
         x, y = (torch.cat(t) for t in zip(*batches, strict=True))
-        self.quiet.loss(x, y, len(x)).backward()
-        self.quiet.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.quiet.loss(x, y, len(x)).backward()
+            self.quiet.step()
 
         def disturbed() -> None:
             for one, targets in batches:
@@ -131,18 +138,12 @@ class Loops(RuleBasedStateMachine):
             self.loud.step()
 
         if self.left_behind:  # what a failed pass left is still in the gradients
-            try:
+            with pytest.raises(CaptureError, match="failed in the middle"):
                 self.watched(disturbed)
-            except CaptureError as refused:
-                assert "failed in the middle" in str(refused)
-            else:  # on a step that takes no statistics nothing of K-FAC has seen it
-                raise AssertionError("gradients of half a backward pass were stepped on")
             self.loud.optimizer.zero_grad()
             self.loud.kfac.discard()
             self.left_behind = False
-            self.watched(disturbed)
-        else:
-            self.watched(disturbed)
+        self.watched(disturbed)
         self.compare()
 
     def compare(self) -> None:
@@ -152,7 +153,9 @@ class Loops(RuleBasedStateMachine):
             error = float((p - q).detach().norm() / (1e-3 + q.detach().norm()))
             assert error < 1e-8, (name, error, self.told)
         allowed = [text for text in self.told if self.thrown_away and THROWN_AWAY in text]
-        assert self.told == allowed
+        if self.frozen_when_made:  # a layer without a block, which keeps its plain gradient
+            allowed += [text for text in self.told if "were frozen, or not there, when" in text]
+        assert sorted(self.told) == sorted(allowed)
         self.told = []
         self.thrown_away = False
 
@@ -172,7 +175,8 @@ class Loops(RuleBasedStateMachine):
     @rule(layer=st.sampled_from([0, 3]))
     def replace_a_weight(self, layer):
         """The weight is the same, but another object: that is said, and a new KFAC is the cure."""
-        if self.left_behind or layer in self.frozen:
+        alone = len(self.frozen) + 1 == len(FEATURES)  # then no block is left, which is refused
+        if self.left_behind or layer in self.frozen or alone:
             return
         model = self.loud.model
         model[layer].weight = nn.Parameter(model[layer].weight.detach().clone())
@@ -189,6 +193,7 @@ class Loops(RuleBasedStateMachine):
             training.optimizer = torch.optim.SGD(training.model.parameters(), 0.1, momentum=0.5)
             training.optimizer.zero_grad()
             training.kfac = training.new_kfac()
+        self.frozen_when_made = set(self.frozen)
 
     # What must not matter.
 
@@ -294,11 +299,11 @@ class Loops(RuleBasedStateMachine):
             self.loud.kfac.load(f"{folder}/saved", self.loud.parts())
 
     def restart(self) -> None:
-        """Another process, as far as a training can tell; what was frozen then is so again, after
-        everything was made."""
-        self.loud = Training(self.loud.total, **self.loud.settings)
-        for layer in self.frozen:
-            self.loud.model[layer].requires_grad_(False)
+        """Another process, as far as a training can tell; what was frozen then is so again, before
+        or after KFAC was made."""
+        self.loud = Training(self.loud.total, self.frozen_when_made, **self.loud.settings)
+        for layer in FEATURES:
+            self.loud.model[layer].requires_grad_(layer not in self.frozen)
 
 
 def FUZZED(profile: Any, turn: int, count: Any) -> None:  # noqa: N802 (a function here)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from natgrad.capture.averages import NewEstimate, NewSums, RunningFactor
 from natgrad.damping import Damping
 from natgrad.errors import SettingError
-from natgrad.inverses import Decomposed, DecomposedFactor, Inverse, Parts
+from natgrad.inverses import Decomposed, DecomposedFactor, Diagonalization, Inverse, Parts
 from natgrad.layers import Layer
 from natgrad.layers.base import real
 from natgrad.linalg.forms import Form
@@ -183,13 +183,20 @@ class Block:
         if self.inverse.damps_factors and not matrices.keys() >= set(self.decomposes):
             return {}  # the damping of one depends on the others
         dampings = self._dampings(matrices, damping)
-        return {
+        found = {
             name: decompose_factor(
                 self.inverse, self.forms[name], matrices[name], dampings[name], rows.get(name)
             )
             for name in names
             if name in matrices
         }
+        if self.structure.in_basis and isinstance(self.inverse, Diagonalization):
+            for name, parts in found.items():
+                if parts is not None and not self.forms[name].diagonal:
+                    own = len(parts) // max(1, len(self.forms[name].sections))
+                    for first in range(0, len(parts), own):
+                        self.inverse.settle(parts[first : first + own])
+        return found
 
     def install(
         self, parts: dict[str, Parts], solved: Iterable[str], keeps: Container[str] | None = None

@@ -23,6 +23,7 @@ from natgrad.inverses.decomposed import Decomposed, numbers_of, sandwiched
 from natgrad.inverses.factor import DecomposedFactor
 from natgrad.inverses.functions import DampedPower, Function, damped, relative
 from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
+from natgrad.linalg.eigh import settle_null_spaces
 from natgrad.linalg.products import filtered, product, scaled
 from natgrad.specs import AppliedRoom, FactorCost, FactorSpec
 
@@ -83,6 +84,17 @@ class Diagonalization(Inverse):
         Arguments:
             parts: what ``decompose`` or ``decompose_diagonal`` gave.
         """
+
+    def settle(self, parts: Parts) -> None:
+        """Make the basis depend on the factor alone, in place, where a structure measures along its
+        vectors (`natgrad.linalg.eigh.settle_null_spaces`). Derived classes may leave it as it is.
+
+        Arguments:
+            parts: what ``decompose`` gave.
+        """
+        rows, values = self.basis(parts)
+        assert isinstance(rows, Tensor)
+        settle_null_spaces(values, rows)
 
     def basis_of(self, factor: DecomposedFactor) -> Basis:
         """The same of a decomposed factor, of which a diagonal one is in its own basis.

@@ -22,3 +22,25 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
         return values, vectors.mT.contiguous()
     pairs = [torch.linalg.eigh(one, UPLO="U") for one in matrix]
     return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1].mT for pair in pairs])
+
+
+def settle_null_spaces(values: Tensor, rows: Tensor) -> None:
+    """Make eigenvectors of eigenvalue 0 depend on their space alone, in place.
+
+    Any basis of that space is as good as another, and rounding decides which one is found: another
+    order of summation finds another one. What is measured along each vector (EKFAC's ``S``) would
+    then differ by more than rounding between one process and several. Of all bases the one is taken
+    in which a fixed matrix with distinct eigenvalues, ``diag(1, ..., 2)``, is diagonal.
+
+    Arguments:
+        values: ``[b, d]``, eigenvalues in any order, none of them negative.
+        rows: ``[b, d, d]``, an eigenvector a row.
+    """
+    dim = rows.shape[1]
+    zero = values <= values.amax(1, keepdim=True) * (dim * torch.finfo(values.dtype).eps)
+    weights = torch.linspace(1.0, 2.0, dim, dtype=rows.dtype, device=rows.device)
+    for vectors, of_null_space in zip(rows, zero, strict=True):
+        null = vectors[of_null_space]
+        if len(null) > 1:
+            _, turned = torch.linalg.eigh((null * weights) @ null.mT)
+            vectors[of_null_space] = turned.mT @ null

@@ -30,8 +30,8 @@ class EKFAC(Structure):
     refreshes carry ``S`` over to the new basis.
 
     Where a factor has fewer samples than dimensions, its eigenvectors of eigenvalue 0 are any basis
-    of that space: another number of ranks or of threads finds another one, and ``S`` differs there
-    by more than rounding. With as many samples as dimensions it does not.
+    of that space. One is taken that depends on the space alone, so that another number of ranks or
+    of threads changes ``S`` by rounding errors only.
 
     Arguments:
         input_block: columns of the largest diagonal block that is kept of A; 1 keeps its diagonal,
