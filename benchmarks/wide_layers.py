@@ -76,7 +76,7 @@ def run(
         end = perf_counter()
         optimizer.step()
         training += middle - start + perf_counter() - end
-        spent += end - middle
+        spent += end - middle if kfac is not None else 0.0
         losses.append(loss.item())
     inner = kfac or getattr(optimizer, "kfac", None)
     kept = sum(inner.memory().total.values()) if inner is not None else 0
