@@ -4,10 +4,13 @@
 
 A range finder (Halko, Martinsson & Tropp 2011, alg. 4.4 and 5.3) multiplies F with ``k + 8`` random
 vectors, a few times, and decomposes what is left of it in their span: ``2 d^2 (k + 8)`` operations
-a product instead of ``25 d^3``. Its error in the spectral norm is about the first eigenvalue that
-is left out (their theorem 10.6, and corollary 10.10 with ``q`` further products: at most
-``(1 + 11 sqrt(d))^(1 / (2 q + 1))`` of it), which is small where spectra fall fast. `Inverse.error`
-measures what it comes to, and ``kfac.drift()`` shows it.
+a product instead of ``25 d^3``. No rank-k matrix has a smaller error in the spectral norm than the
+first eigenvalue that is left out; with ``q`` products in all the expected one is at most
+
+    (1 + sqrt(k / 7) + e/8 sqrt(k + 8) sqrt(d - k))^(1 / q)
+
+times that (their corollary 10.10), which is small where spectra fall fast. `Inverse.error` measures
+what it comes to, and ``kfac.drift()`` shows it.
 
 While fewer than ``k`` rows were seen, F has no other eigenvalues, ``r`` is 0 and nothing is left
 out: the same result as by way of the Gram matrix of the rows, which running averages do not keep.

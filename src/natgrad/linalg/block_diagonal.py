@@ -49,6 +49,21 @@ class BlockDiagonal:
 
     ndim = 3
 
+    @classmethod
+    def of(cls, dense: Tensor, sections: Sections) -> "BlockDiagonal":
+        """The diagonal blocks of dense matrices.
+
+        Arguments:
+            dense: ``[b, d, d]``.
+            sections: counts and sizes of the blocks.
+        """
+        found = []
+        for first, end, count, size in spans(sections):
+            square = dense[:, first:end, first:end].unflatten(2, (count, size))
+            blocks = square.unflatten(1, (count, size)).diagonal(dim1=1, dim2=3)
+            found.append(blocks.permute(0, 3, 1, 2).contiguous())
+        return cls(found)
+
     def __init__(self, sections: Sequence[Tensor]) -> None:
         self.sections = tuple(sections)
         self.dim = sum(section.shape[1] * section.shape[2] for section in self.sections)

@@ -18,6 +18,8 @@ from natgrad.capture.tensor_hooks import View
 from natgrad.errors import CoverageError
 from natgrad.layers import Layer, SharedInput
 from natgrad.layers.axes import grouped, per_sample
+from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
+from natgrad.linalg.forms import Form
 from natgrad.linalg.symmetric import (
     DenseBlocks,
     DiagonalMatrix,
@@ -138,8 +140,15 @@ def _kronecker(problem: Problem, tape: Tape, blocks: list[Block]) -> dict[Block,
         groups, rows, _ = block.shape
         total = problem.totals(curved[block].expand(groups, rows, rows)) / problem.weight
         a = block.forms["A"].entries(inputs[block]["A"])
-        products[block] = KroneckerProduct((total + total.mT) / 2, a)
+        products[block] = KroneckerProduct(_kept_of(block.forms["G"], (total + total.mT) / 2), a)
     return products
+
+
+def _kept_of(form: Form, dense: Tensor) -> Matrix:
+    """What a form keeps of ``dense [groups, rows, rows]``."""
+    if form.sections:
+        return BlockDiagonal.of(dense, form.sections)
+    return dense.diagonal(dim1=1, dim2=2) if form.diagonal else dense
 
 
 class _LayerOutput:

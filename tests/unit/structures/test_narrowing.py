@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cases import CASES, losses
-from natgrad import EKFAC, KFAC, Cholesky, Eigen, Kronecker, NaturalMuon, Spectral, fisher
+from natgrad import EKFAC, KFAC, Cholesky, Eigen, Kronecker, NaturalMuon, Spectral, fisher, hessian
 from natgrad.errors import SettingError
 from natgrad.geometry import Elementwise
 from natgrad.linalg.block_diagonal import even_sections, spans
@@ -224,6 +224,19 @@ def test_operators_of_blocks(structure):
         whole = fisher(model, nn.CrossEntropyLoss(), data, structure=Kronecker()).dense()
         a, g = (masked(torch.ones(d, d), b) for d, b in ((13, 5), (9, 4)))
         assert close(dense[:117, :117], _in_parameter_order(whole, torch.kron(g, a)))
+
+
+def test_the_hessian_keeps_what_it_is_asked_for():
+    torch.manual_seed(0)
+    model = nn.Linear(5, 4, bias=False).double()
+    data = (torch.randn(10, 5).double(), torch.randint(4, (10,)))
+    whole, *others = (
+        hessian(model, nn.CrossEntropyLoss(), data, structure=structure).dense()
+        for structure in (Kronecker(), Kronecker("expand", 3, 2), Kronecker("expand", 1, 1))
+    )
+    for found, (a, g) in zip(others, ((3, 2), (1, 1)), strict=True):
+        ones = [masked(torch.ones(d, d), block) for d, block in ((4, g), (5, a))]
+        assert close(found, whole * torch.kron(*ones))
 
 
 def _in_parameter_order(whole, mask):
