@@ -19,7 +19,7 @@ from natgrad.lab.data.get import get
 from natgrad.lab.data.image_folder import ImageFolder, image_folder
 from natgrad.lab.data.images import Images, Normalise, Shift
 from natgrad.lab.data.loading import Loader, loader
-from natgrad.lab.data.masked_words import PIECES, MaskedWords, masked_words
+from natgrad.lab.data.masked_words import MaskedWords, masked_words
 from natgrad.lab.data.mean_image import mean_image
 from natgrad.lab.data.mnist import mnist
 from natgrad.lab.data.sampling import Sampling
@@ -30,7 +30,6 @@ from natgrad.lab.data.vocabulary import build_vocabulary
 from natgrad.lab.data.wordpiece import WordPiece
 
 __all__ = [
-    "PIECES",
     "Characters",
     "ImageFolder",
     "Images",

@@ -80,7 +80,8 @@ def _shakespeare(asked: DataRequest) -> tuple[Rows, Rows]:
 
 def _wikitext2(asked: DataRequest) -> tuple[Rows, Rows]:
     text = data.wikitext2(asked.folder or None)
-    return data.masked_words(text, length=asked.context, pieces=asked.vocabulary or data.PIECES)
+    size: dict[str, Any] = {"pieces": asked.vocabulary} if asked.vocabulary else {}
+    return data.masked_words(text, length=asked.context, **size)
 
 
 def _named() -> list[NamedData]:

@@ -73,9 +73,9 @@ def test_a_missing_file(tmp_path):
     [
         (
             {"optimizer": "adam"},
-            "There is no optimizer 'adam': name one of sgd, adamw, lars, lamb, muon, soap, "
-            "naturalmuon, shampoo, or an optimizer class, or a function (params, lr) that returns "
-            "one, as module:function.",
+            "There is no optimizer 'adam': name one of sgd, adamw, lars, lamb, schedulefree, muon, "
+            "muon-hidden, torch-muon, soap, soap-1, naturalmuon, shampoo, or an optimizer class, "
+            "or a function (params, lr) that returns one, as module:function.",
         ),
         (
             {"optimizer": "naturalmuon"},

@@ -139,6 +139,11 @@ def test_weights_before_norms_keep_their_norm(monkeypatch):
             "leave it out (imagenet and membrane are always cut at random).",
         ),
         (
+            {"vocabulary": 100},
+            "vocabulary is for the data wikitext2, whose text is cut into pieces, but they are "
+            "digits: leave it out.",
+        ),
+        (
             {"image": 32},
             "image sets the size of images of imagenet, membrane and coco but the data are digits: "
             "leave it out.",
