@@ -27,9 +27,10 @@ from natgrad.damping import Relative
 from natgrad.errors import SettingError
 from natgrad.geometry import Geometry, Spectral
 from natgrad.inverses import Inverse
-from natgrad.kfac.attaching import KEY, found_scaler, initialises
+from natgrad.kfac.attaching import KEY, initialises
 from natgrad.kfac.clocks import Intervals
 from natgrad.kfac.ranks.distributed import Distributed
+from natgrad.kfac.scalers import found_scaler
 from natgrad.layers import Elementwise, layers_of
 from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length, Rms

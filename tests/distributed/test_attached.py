@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import warnings
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -140,6 +141,22 @@ def untold_scaler():
         scaler.step(optimizer)
 
 
+def made_too_early():
+    """Before the trainer has initialised torch.distributed: ranks would go ways of their own."""
+    with patch("natgrad.comm.connecting.initialised", lambda: False):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        natgrad.KFAC(model, optimizer).attach()
+    x, y = batch(0, torch.distributed.get_rank())
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(SettingError, match=r"initialised after KFAC was made.*TrainingArguments"):
+        optimizer.step()
+    alone = natgrad.Distributed(group=natgrad.comm.Alone())
+    kfac = natgrad.KFAC(model, optimizer, distributed=alone)  # as the user wants it
+    F.cross_entropy(model(x), y).backward()
+    kfac.step()
+
+
 def everything(folder):
     warnings.simplefilter("error")
     kinds = ("attached", "NaturalMuon")
@@ -150,6 +167,7 @@ def everything(folder):
     }
     scaled_plain_ranks()
     untold_scaler()
+    made_too_early()
     return found
 
 

@@ -15,6 +15,7 @@ class Alone(Communicator):
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=1)
+        self.chosen = True  # by the user, and not because there was nobody else
 
     def _exchange(
         self, send: Tensor, sizes: list[int], receive: list[int], failure: str

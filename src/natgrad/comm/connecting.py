@@ -3,8 +3,13 @@
 from natgrad.comm.alone import Alone
 from natgrad.comm.base import Communicator
 from natgrad.comm.layouts import DeviceMesh, ProcessGroup
-from natgrad.comm.process_groups import ProcessGroups, initialised
+from natgrad.comm.process_groups import ProcessGroups, initialised, world_size
 from natgrad.comm.two_levels import TwoLevels
+
+
+def others_have_come(comm: Communicator) -> bool:
+    """Whether this process was alone when it connected, and knows of others now."""
+    return isinstance(comm, Alone) and not comm.chosen and initialised() and world_size() > 1
 
 
 def connect(group: Communicator | ProcessGroup | DeviceMesh | None = None) -> Communicator:
@@ -19,7 +24,9 @@ def connect(group: Communicator | ProcessGroup | DeviceMesh | None = None) -> Co
     if isinstance(group, Communicator):
         return group
     if group is None and not initialised():
-        return Alone()
+        alone = Alone()
+        alone.chosen = False
+        return alone
     made = ProcessGroups(group)
     node = _node(group)
     return made if node in (1, made.size) else TwoLevels(made, node)

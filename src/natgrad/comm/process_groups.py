@@ -40,6 +40,11 @@ def initialised() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def world_size() -> int:
+    """Of the default group."""
+    return dist.get_world_size()
+
+
 class ProcessGroups(Communicator):
     """The ranks of a process group or of a device mesh.
 

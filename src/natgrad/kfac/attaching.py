@@ -14,8 +14,7 @@ all of them preconditioned, and the others of that round find that done.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -23,11 +22,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from natgrad.capture.hooks import Capture
-from natgrad.capture.wrappers import calling_scaler, unscale
+from natgrad.comm import Communicator
+from natgrad.comm.connecting import others_have_come
 from natgrad.comm.layouts import is_sharded, local
 from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.ranks.gradients import Gradients
+from natgrad.kfac.scalers import check_scaled_ranks, found_scaler, overflowed
 
 KEY = "kfac"
 _TWICE = (
@@ -55,6 +56,8 @@ class Attaching:
     scaler: torch.amp.GradScaler | None
     gradients: Gradients
     attachment: "Attachment | None" = None
+    comm: Communicator
+    _began = False
     _left: "Mark | None" = None  # by the last step, where the optimizer's step is the user's
 
     def before_step(self) -> list[str]:
@@ -64,6 +67,13 @@ class Attaching:
                 "step() was called, but KFAC is attached to its optimizer and steps before each of "
                 "its steps: leave the call out, or do not attach()."
             )
+        if not self._began and others_have_come(self.comm):
+            raise SettingError(
+                "torch.distributed was initialised after KFAC was made, which knows of this "
+                "process alone: make it later, after init_process_group(), Accelerator() or "
+                "TrainingArguments()."
+            )
+        self._began = True
         left, self._left = self._left, None
         return [_TWICE] if left is not None and left.added_to else []
 
@@ -175,7 +185,7 @@ class Attachment:
         # Ranks that average gradients themselves wait for each other, also for one without any.
         if not kfac.gradients.are_local and not kfac.gradients.any_here():
             return
-        if _overflowed(optimizer):
+        if overflowed(optimizer):
             kfac.discard()
             return
         self.stepping = True
@@ -305,41 +315,3 @@ def _check(optimizers: Sequence[Any]) -> None:
                 f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer that KFAC could "
                 "hang on: call kfac.step() before its step() instead of attach()."
             )
-
-
-@contextmanager
-def found_scaler(kfac: Any) -> Iterator[None]:
-    """A step inside ``scaler.step(optimizer)``, of a trainer's own scaler of which nobody tells; it
-    is K-FAC's from now on."""
-    scaler = calling_scaler() if kfac.scaler is None else None
-    if scaler is None:
-        yield
-        return
-    if kfac.reducer.overlaps:
-        raise SettingError(
-            "A GradScaler scales the loss, and statistics have left this rank with its scale: pass "
-            "it as scaler=."
-        )
-    if kfac.curvature.observes:  # what was sent back until now was not scaled
-        unscale(scaler, kfac.rates.optimizers)
-        yield
-        kfac.use_scaler(scaler)
-    else:
-        kfac.use_scaler(scaler)
-        yield
-
-
-def check_scaled_ranks(gradients: Gradients) -> None:
-    """A GradScaler that keeps one rank from stepping has the others wait for it."""
-    if gradients.are_local:
-        raise SettingError(
-            "Ranks of a plain model average their gradients in K-FAC's step, but a GradScaler "
-            "leaves it out on a rank that overflows: use DistributedDataParallel, or kfac.step() "
-            "instead of attach()."
-        )
-
-
-def _overflowed(optimizer: Optimizer) -> bool:
-    """A GradScaler lets fused optimizers step, and see for themselves that they must not."""
-    found: Tensor | None = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
