@@ -77,8 +77,8 @@ def markdown() -> Iterator[str]:
     for name in CHOSEN:
         for ranks in RANKS:
             plans = shared(name, ranks)
-            refresh = [f"{1e3 * max(simulate(plan, ON).refresh):.3g} ms" for plan in plans]
-            steps = [f"{1e3 * average(plan):.3g} ms" for plan in plans]
+            refresh = [_ms(max(simulate(plan, ON).refresh)) for plan in plans]
+            steps = [_ms(average(plan)) for plan in plans]
             yield f"| {name} | {ranks:,} | {' | '.join(refresh + steps)} |"
     yield ""
     yield "| preconditioning by rows | ranks | average step | at best | less |"
@@ -87,8 +87,13 @@ def markdown() -> Iterator[str]:
         for inverse in (Eigen(), Cholesky()):
             for ranks in RANKS:
                 now, then = rows(name, inverse, ranks)
-                cells = f"{1e3 * now:.3g} ms | {1e3 * then:.3g} ms | {1 - then / now:.1%}"
+                cells = f"{_ms(now)} | {_ms(then)} | {1 - then / now:.1%}"
                 yield f"| {name}, {type(inverse).__name__} | {ranks:,} | {cells} |"
+
+
+def _ms(seconds: float) -> str:
+    """In three digits."""
+    return f"{float(f'{1e3 * seconds:.3g}'):,g} ms"
 
 
 def main() -> None:

@@ -40,7 +40,9 @@ from natgrad.placement import Cluster, Plan, simulate
 # One factor is nearly everything, and all are alike.
 NETWORKS["wide"] = Workload(partial(networks.linears, (1024, 64, 64, 10)), 32, (1024,))
 NETWORKS["even"] = Workload(partial(networks.linears, (384, 384, 384, 384, 10)), 32, (384,))
-SWITCH, PREFIX, PORT = "natgrad-switch", "natgrad-rank", 29543
+# Namespaces of this process alone: another one that measures has its own.
+SWITCH, PREFIX = (f"natgrad-{os.getpid()}-{what}" for what in ("switch", "rank"))
+PORT = 29543
 ANY = 1e18  # operations a second: computations are in what was measured with fast links
 LATENCY = 1e-4  # seconds of a message from one process to another on one computer
 

@@ -8,9 +8,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import papers_shapes
+from benchmarks import owners_at_scale, papers_shapes
 from natgrad import Cholesky, Eigen
 from natgrad.cli.step_tables import recommendation
+from natgrad.placement import simulate
 from unit.cli.test_plan_steps import compared
 
 PAGE = (Path(__file__).parents[1] / "docs" / "planning.md").read_text(encoding="utf-8")
@@ -82,3 +83,17 @@ def test_fewer_messages_scale_better(network):
 def test_eigendecompositions_take_longer_than_gradients(network):
     share, gradients = papers_shapes.broadcasts(network)
     assert share > 3.4 * gradients
+
+
+def test_the_page_has_what_sharing_out_gains():
+    """Two of its rows; the others take minutes."""
+    said = between("owners").splitlines()
+    for ranks in (64, 1024):
+        alone, shared = owners_at_scale.shared("resnet50", ranks)
+        (row,) = (line for line in said if line.startswith(f"| resnet50 | {ranks:,} |"))
+        times = [simulate(plan, owners_at_scale.ON) for plan in (alone, shared)]
+        cells = [owners_at_scale._ms(max(one.refresh)) for one in times]
+        cells += [owners_at_scale._ms(one.step_seconds(10, 100)) for one in times]
+        assert row == f"| resnet50 | {ranks:,} | {' | '.join(cells)} |"
+        assert shared.rows
+        assert not alone.rows

@@ -15,7 +15,7 @@ from types import UnionType
 import numpy as np
 
 from natgrad.placement.cluster import Cluster
-from natgrad.placement.cost import CostModel
+from natgrad.placement.cost import CostModel, Flops
 from natgrad.placement.flows import Costs, Flows, collectives_of, places
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
 from natgrad.placement.plan import Plan
@@ -83,6 +83,7 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
         cluster: speed of the ranks and of the links between them.
         cost: what decompositions and preconditioning cost, in operations; ``None`` is ``Flops()``.
     """
+    cost = cost or Flops()
     times: Timeline
     for on, by, times in plan.priced:
         if on == cluster and by == cost:
@@ -92,7 +93,7 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel | None = None) -> Tim
     return times
 
 
-def _simulated(plan: Plan, cluster: Cluster, cost: CostModel | None) -> Timeline:
+def _simulated(plan: Plan, cluster: Cluster, cost: CostModel) -> Timeline:
     _, precondition = plan.work_of_all(cost)
     none: Costs = np.zeros(plan.world_size)
     flows = [Flows.none(plan.world_size) for _ in range(3)]

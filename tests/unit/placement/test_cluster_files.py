@@ -181,7 +181,7 @@ def test_no_object_at_all(file):
 
 
 def test_another_version(file):
-    change(file, ("version",), 2)
+    change(file, ("version",), 3)
     assert refused(file) == (
         f"The cluster file {file} has version 3 but this natgrad reads version 2{anew(file)}"
     )

@@ -90,6 +90,7 @@ class Job:
             ranks *= 2
         return ranks
 
+    @cached_property
     def numbers(self) -> int:
         """That travel to every rank at an update."""
         return sum(self.block.factor(name).on_wire for name in self.names)
@@ -124,10 +125,13 @@ def share_out(
     alone = {column: _shared(jobs, workers, inf) for column, jobs in columns.items()}
     if workers == 1 or not any(job.splits for jobs in columns.values() for job in jobs):
         return {column: one.places for column, one in alone.items()}
-    best, least = alone, _seconds(alone, world, cluster)
+    best = found = alone
+    least = _seconds(alone, world, cluster)
     longest = max(one.slowest for one in alone.values())
     for limit in _limits(longest):
-        found = {column: _shared(jobs, workers, limit) for column, jobs in columns.items()}
+        found = {
+            column: _shared(jobs, workers, limit, found[column]) for column, jobs in columns.items()
+        }
         seconds = _seconds(found, world, cluster)
         if seconds < least:
             best, least = found, seconds
@@ -147,9 +151,14 @@ def _seconds(shared: Mapping[int, Sharing], world: World, cluster: Cluster) -> f
     return slowest / world.refresh_every + fullest / link / world.update_every
 
 
-def _shared(jobs: Sequence[Job], workers: int, limit: float) -> Sharing:
-    """The longest jobs first, each to the least loaded ranks (`longest_first`)."""
+def _shared(
+    jobs: Sequence[Job], workers: int, limit: float, before: Sharing | None = None
+) -> Sharing:
+    """The longest jobs first, each to the least loaded ranks (`longest_first`). ``before`` is what
+    was found for a larger limit, and may be the same."""
     counts = [job.fewest(limit) for job in jobs]
+    if before is not None and counts == [len(places) for places in before.places]:
+        return before
     each = [job.seconds(count) for job, count in zip(jobs, counts, strict=True)]
     load = [(0.0, place) for place in range(workers)]
     heapify(load)
@@ -159,7 +168,7 @@ def _shared(jobs: Sequence[Job], workers: int, limit: float) -> Sharing:
         least = [heappop(load) for _ in range(counts[index])]
         for busy, place in least:
             heappush(load, (busy + each[index], place))
-            numbers[place] += jobs[index].numbers()
+            numbers[place] += jobs[index].numbers
         places[index] = as_ranks(place for _, place in least)
     slowest = max((busy for busy, _ in load), default=0.0)
     return Sharing(places, slowest, max(numbers.values()))
