@@ -7,9 +7,9 @@
 
 An outcome is *right* (the same numbers as without the fault), *refused* (an error of natgrad that
 says what happened), *other error* (loud, but not natgrad's sentence), or *silent*, which is a
-failure, as is *hangs*. A number that became NaN on its way is no number of a rank: its step is
-dropped, by all ranks or, where only one has received it, by that one, which then has other weights.
-That messages arrive as they were sent is the promise of the transport.
+failure, as is *hangs*. That messages arrive as they were sent is the promise of the transport: a
+number that became NaN on its way has its step dropped, by all ranks or, where only one has received
+it, by that one, which then has other weights; behind the last check it is NaN in the weights.
 """
 
 import argparse
@@ -39,6 +39,7 @@ Outcome = tuple[str, str]  # what was done, how it ended
 PLACEMENTS = (natgrad.CommOpt(), natgrad.MemOpt(), natgrad.ReduceScatter())
 RIGHT, REFUSED, OTHER, SILENT, HANGS = "right", "refused", "other error", "silent", "hangs"
 ALIKE, ONE_RANK = "step dropped by all ranks", "step dropped by one rank"
+NOT_A_NUMBER = "NaN in the weights"
 
 
 # Messages.
@@ -96,9 +97,10 @@ def judged(found: list[Any], good: list[Any], fault: Fault) -> str:
     if all(_same(one, other) for one, other in zip(found, good, strict=True)):
         return RIGHT
     # A number that is none is dropped with its batch, on all ranks alike.
-    finite = all(bool(t.isfinite().all()) for one in found for t in one)
-    if fault.kind != "damaged" or not finite:
+    if fault.kind != "damaged":
         return SILENT
+    if not all(bool(t.isfinite().all()) for one in found for t in one):
+        return NOT_A_NUMBER
     return ALIKE if _same(found[0], found[1]) else ONE_RANK
 
 
@@ -284,8 +286,8 @@ def injected(number: int, seed: int) -> dict[str, Counter[str]]:
 def fine(what: str, how: str) -> bool:
     """Whether a fault may end so."""
     loud = how == OTHER and what == "message truncated"
-    harmless = how in (ALIKE, ONE_RANK) and what == "message damaged"
-    return how in (RIGHT, REFUSED) or loud or harmless
+    by_transport = how in (ALIKE, ONE_RANK, NOT_A_NUMBER) and what == "message damaged"
+    return how in (RIGHT, REFUSED) or loud or by_transport
 
 
 def table(found: dict[str, Counter[str]]) -> str:

@@ -166,6 +166,8 @@ class Loops(RuleBasedStateMachine):
             self.frozen = frozen
             for training in (self.quiet, self.loud):
                 training.model[layer].requires_grad_(layer not in frozen)
+                # SGD moves also by gradients that are zero, if there is a momentum.
+                training.model[layer].zero_grad(set_to_none=True)
 
     @rule(rate=st.sampled_from([0.1, 0.02]))
     def change_the_learning_rate(self, rate):

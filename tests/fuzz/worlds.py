@@ -113,6 +113,7 @@ CASES = st.builds(
         [
             None,
             natgrad.Kronecker("reduce"),
+            natgrad.EKFAC(),
             natgrad.UnitWise(),
             natgrad.Diagonal(),
             natgrad.Full(limit=10_000),

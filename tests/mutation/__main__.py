@@ -140,9 +140,13 @@ def main() -> None:
         results = {line["mutant"]: line["survives"] for line in lines}
     rooms = list(ROOMS) if given.room == "all" else [given.room]
     chosen = {room: sampled(room, given.count, given.seed) for room in rooms}
-    for turn in range(
-        given.count
-    ):  # all rooms in turns, so that a short run says something of each
+    for room in rooms:
+        unchanged = Mutant(f"{room}/__init__.py", -1, 0, "nothing")
+        if not survives(unchanged, given.sample):
+            sys.exit(f"The tests of {room} fail without any change: mend them first.")
+        print(f"{room}: the tests pass without a change", flush=True)
+    # All rooms in turns, so that a short run says something of each.
+    for turn in range(given.count):
         for mutants in chosen.values():
             if turn >= len(mutants) or repr(mutants[turn]) in results:
                 continue

@@ -40,7 +40,14 @@ def settle_null_spaces(values: Tensor, rows: Tensor) -> None:
     zero = values <= values.amax(1, keepdim=True) * (dim * torch.finfo(values.dtype).eps)
     weights = torch.linspace(1.0, 2.0, dim, dtype=rows.dtype, device=rows.device)
     for vectors, of_null_space in zip(rows, zero, strict=True):
-        null = vectors[of_null_space]
-        if len(null) > 1:
-            _, turned = torch.linalg.eigh((null * weights) @ null.mT)
-            vectors[of_null_space] = turned.mT @ null
+        count = int(of_null_space.sum())
+        if count < 2:
+            continue
+        first = bool(of_null_space[:count].all())  # as LAPACK has them: then a view will do
+        null = vectors[:count] if first else vectors[of_null_space]
+        projected = (null * weights) @ null.mT
+        _, turned = torch.linalg.eigh(projected)
+        del projected  # no more is allocated at a time than for the decomposition itself
+        null.copy_(turned.mT @ null)
+        if not first:
+            vectors[of_null_space] = null
