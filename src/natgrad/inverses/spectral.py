@@ -49,11 +49,9 @@ class Basis(NamedTuple):
         Arguments:
             t: ``[b, n, s, d]``, vectors along the last axis.
         """
-        if self.is_identity:
-            return t
         if isinstance(self.rows, BlockDiagonal):
             return self.rows.mT.right_of(t.flatten(1, 2)).view(t.shape)
-        return t @ self.rows.mT.unsqueeze(1)
+        return t if self.is_identity else t @ self.rows.mT.unsqueeze(1)
 
     def root(self, function: Function) -> Matrix:
         """``Q f(values) Q^T [b, d, d]``, or ``f(values) [b, d]`` where ``Q`` is the identity.
@@ -106,13 +104,10 @@ class Diagonalization(Inverse):
             (values,) = factor.parts
             return Basis(values.new_empty(len(values), 0), values)
         if factor.sections:
-            rows, values_of = [], []
-            for _, count, one in factor.in_sections():
-                basis = self.basis(one.parts)
-                assert isinstance(basis.rows, Tensor)
-                rows.append(basis.rows.unflatten(0, (-1, count)))
-                values_of.append(basis.values.unflatten(0, (-1, count)).flatten(1))
-            return Basis(BlockDiagonal(rows), torch.cat(values_of, 1))
+            found = [(self.basis(one.parts), count) for _, count, one in factor.in_sections()]
+            rows = [b.rows.unflatten(0, (-1, n)) for b, n in found if isinstance(b.rows, Tensor)]
+            values = torch.cat([b.values.unflatten(0, (-1, n)).flatten(1) for b, n in found], 1)
+            return Basis(BlockDiagonal(rows), values)
         return self.basis(factor.parts)
 
     def solve(self, parts: Parts, m: Tensor) -> Tensor:
@@ -150,11 +145,18 @@ class Diagonalization(Inverse):
         return SpectralBlocks(self.basis_of(factor))
 
     def kronecker(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> Decomposed:
-        # A closure would not be copied with what it holds.
-        return SpectralProduct(*self._bases(g, a), again=partial(self._bases, g, a))
+        return self._product(g, a, None)
 
     def rotated(self, g: DecomposedFactor, a: DecomposedFactor, values: Tensor) -> Decomposed:
-        return SpectralProduct(*self._bases(g, a), values, partial(self._bases, g, a))
+        return self._product(g, a, values)
+
+    def _product(
+        self, g: DecomposedFactor | None, a: DecomposedFactor | None, values: Tensor | None
+    ) -> "SpectralProduct":
+        copies = any(f is not None and f.sections for f in (g, a))
+        # A closure would not be copied with what it holds.
+        again = partial(self._bases, g, a) if copies else None
+        return SpectralProduct(*self._bases(g, a), values, again)
 
     def _bases(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> Bases:
         left, right = (None if f is None else self.basis_of(f) for f in (g, a))
@@ -208,8 +210,8 @@ class SpectralProduct(Decomposed):
         g: of the factor over rows; ``None`` is the identity.
         a: of the factor over columns; ``None`` is the identity, though not of both.
         values: ``[b, rows * cols]``, eigenvalues in that basis; ``None`` is ``l_G l_A^T``.
-        again: gives both bases as they are after the parts were overwritten; ``None`` if they are
-            views of them. Eigenvalues of blocks of two sizes are no view of anything.
+        again: gives both bases after the parts were overwritten, where they are no views of them,
+            as eigenvalues of blocks of several sizes; ``None`` where they are.
     """
 
     def __init__(
@@ -252,9 +254,8 @@ class SpectralProduct(Decomposed):
         g = _part(self.g, part) if axis == 1 else self.g
         a = _part(self.a, part) if axis == 2 else self.a
         given = None
-        if self.given is not None:  # [b, rows, cols], of which some
-            height = m.shape[1] if self.g is None else self.g.values.shape[1]
-            given = self.given.view(len(m), height, -1)
+        if self.given is not None and self.g is not None:  # [b, rows, cols], of which some
+            given = self.given.view(len(m), self.g.values.shape[1], -1)
             given = (given[:, part] if axis == 1 else given[:, :, part]).flatten(1)
         some = SpectralProduct(g, a, given)
         if isinstance(function, DampedPower):
@@ -264,8 +265,7 @@ class SpectralProduct(Decomposed):
         return some._filtered(m, scale, out)
 
     def _summary(self) -> Tensor:
-        """Numbers ``[b, n]`` with the mean and the largest of all eigenvalues: of a product these
-        are products, and two numbers are enough."""
+        """Numbers ``[b, n]`` with the mean and the largest of all eigenvalues."""
         if self.given is not None:
             return self.given
         sides = [side.values for side in (self.g, self.a) if side is not None]
@@ -344,10 +344,7 @@ class SpectralProduct(Decomposed):
 
 def _part(basis: Basis | None, part: slice) -> Basis | None:
     """Some entries of a diagonal factor."""
-    if basis is None:
-        return None
-    assert basis.is_identity
-    return Basis(basis.rows, basis.values[:, part])
+    return None if basis is None else Basis(basis.rows, basis.values[:, part])
 
 
 def _split(lg: Tensor, la: Tensor, damping: Damping) -> tuple[Tensor, Tensor]:

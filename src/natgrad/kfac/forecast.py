@@ -30,25 +30,29 @@ class Forecast:
     def __init__(self, team: Team) -> None:
         self.team = team
         self._said = False
+        self._operations = {
+            factor: spec.work.decompose for factor, spec in team.plan.factors.items()
+        }
 
     def operations(self, block: Block, name: str) -> float:
-        return self.team.plan.factors[block.name, name].work.decompose
+        return self._operations[block.name, name]
 
     def seconds(self, factors: Iterable[FactorOf]) -> float:
         """Of all these, one after the other."""
         return sum(
-            self.operations(block, name) / _RATES.get(block.device.type, _ACCELERATOR)
+            self._operations[block.name, name] / _RATES.get(block.device.type, _ACCELERATOR)
             for block, name in factors
         )
 
-    def announce(self, factors: list[FactorOf]) -> None:
-        """Once, and only if it is going to be long."""
-        if self._said or not factors:
-            return
-        self._said = True
+    def begin(self, factors: list[FactorOf]) -> "Bar | None":
+        """A sentence, once and only if it is going to be long; and a bar, if it lasts and if there
+        is somebody to look at it."""
         seconds = self.seconds(factors)
-        if seconds >= _LONG:
+        if seconds >= _LONG and not self._said:
             warnings.warn(self._sentence(factors, seconds), stacklevel=6)
+        self._said |= bool(factors)
+        lasts = seconds >= _LASTS and self.team.rank == 0 and sys.stderr.isatty()
+        return Bar(self, factors) if lasts else None
 
     def _sentence(self, factors: list[FactorOf], seconds: float) -> str:
         block, name = max(factors, key=lambda factor: self.operations(*factor))
@@ -65,34 +69,23 @@ class Forecast:
 
 
 class Bar:
-    """A line on standard error that is written over: in a terminal, on the first rank, and only if
-    it lasts. ``with`` takes it away again."""
+    """A line on standard error that is written over, and taken away at the end."""
 
     def __init__(self, forecast: Forecast, factors: list[FactorOf]) -> None:
-        self.forecast = forecast
-        lasts = forecast.seconds(factors) >= _LASTS
-        self.shown = lasts and forecast.team.rank == 0 and sys.stderr.isatty()
-        self.count, self.done = len(factors), 0
-        self.total = sum(forecast.operations(*factor) for factor in factors) if self.shown else 0.0
-        self.finished = 0.0
-
-    def __enter__(self) -> "Bar":
-        self._start = monotonic()
+        self.forecast, self.count, self.done = forecast, len(factors), 0
+        self.total = sum(forecast.operations(*factor) for factor in factors)
+        self.finished, self._start = 0.0, monotonic()
         self._draw()
-        return self
 
     def add(self, block: Block, names: Iterable[str]) -> None:
         """These factors of a block are decomposed."""
-        if self.shown:
-            for name in names:
-                self.done += 1
-                self.finished += self.forecast.operations(block, name)
-            self._draw()
+        for name in names:
+            self.done += 1
+            self.finished += self.forecast.operations(block, name)
+        self._draw()
 
     def _draw(self) -> None:
-        if not self.shown:
-            return
-        share = self.finished / self.total if self.total else 1.0
+        share = self.finished / self.total
         filled = round(_WIDTH * share)
         passed = monotonic() - self._start
         left = f", about {seconds_text(passed / share - passed)} left" if share > 0 else ""
@@ -101,7 +94,6 @@ class Bar:
         sys.stderr.write(f"\r\x1b[K{line}")
         sys.stderr.flush()
 
-    def __exit__(self, *error: object) -> None:
-        if self.shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+    def end(self) -> None:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

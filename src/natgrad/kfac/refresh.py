@@ -23,7 +23,7 @@ from natgrad.capture.blocks import Block
 from natgrad.comm.wire import Plain
 from natgrad.inverses import Parts
 from natgrad.kfac.clocks import Clocks
-from natgrad.kfac.forecast import Bar, Forecast
+from natgrad.kfac.forecast import Forecast
 from natgrad.kfac.ranks.copying import Copying
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import Values
@@ -140,12 +140,14 @@ class Refresh:
             for block in self.blocks
             for name in sorted(due[block] & self.team.decomposes[block])
         ]
-        self.forecast.announce(mine)
-        with Bar(self.forecast, mine) as bar:
-            for block, made in self._decompose(due, now):
+        bar = self.forecast.begin(mine)
+        for block, made in self._decompose(due, now):
+            if bar is not None:
                 bar.add(block, made)
-                yield block, made
-                del made
+            yield block, made
+            del made
+        if bar is not None:
+            bar.end()
 
     def _decompose(self, due: Due, now: Values) -> Iterator[tuple[Block, dict[str, Parts | None]]]:
         """What this rank decomposes, of each block: first those whose input factors others share,

@@ -23,7 +23,7 @@ from natgrad.linalg.block_diagonal import even_sections, spans
 from natgrad.specs import AppliedRoom
 
 # Weights of more numbers are cut, into slices of at most half as many.
-_WHOLE = 1 << 23
+WHOLE = 1 << 23
 
 
 def sliced_axis(block: Block, motion: Motion) -> int | None:
@@ -31,7 +31,7 @@ def sliced_axis(block: Block, motion: Motion) -> int | None:
     layer = block.layers[0]
     plain_matrix = type(layer).as_weight is Layer.as_weight and block.shape[0] == 1
     applies = motion.is_plain and motion.geometry.function(0.0) is not None
-    if prod(block.shape) <= _WHOLE or not plain_matrix or not applies:
+    if prod(block.shape) <= WHOLE or not plain_matrix or not applies:
         return None
     if not {"A", "G"} <= set(block.decomposes):
         return None
@@ -43,7 +43,7 @@ def slices(block: Block, axis: int) -> list[slice]:
     """Of the rows or columns, of nearly one size."""
     length = block.shape[axis]
     across = prod(block.shape) // max(1, length)
-    sections = even_sections(length, max(1, _WHOLE // 2 // across))
+    sections = even_sections(length, max(1, WHOLE // 2 // across))
     return [
         slice(first + index * size, first + (index + 1) * size)
         for first, _, count, size in spans(sections)

@@ -22,10 +22,10 @@ from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import is_sharded
 from natgrad.damping import Damping
 from natgrad.inverses import Decomposed, Function
+from natgrad.kfac import slices
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.low_rank import OuterProduct
 from natgrad.kfac.motion import Motion, Mover
-from natgrad.kfac.slices import SlicedMatrix, sliced_axis, slices
 
 Gradient = Tensor | None
 View = Callable[[Tensor], Tensor]
@@ -192,12 +192,12 @@ class SlicedStack(Stack):
     def __init__(self, block: Block, order: int, motion: Motion, axis: int) -> None:
         super().__init__([block], [order], motion)
         self.axis, rows = axis, block.shape[axis]
-        self.numel = self.numel // rows * max(p.stop - p.start for p in slices(block, axis))
+        self.numel = self.numel // rows * max(p.stop - p.start for p in slices.slices(block, axis))
 
     def bind(self, raw: Tensor, out: Tensor) -> None:
         (block,) = self.blocks
         self.raw, self.out = raw[: self.numel], out[: self.numel]
-        self.matrix = SlicedMatrix(block, self.axis, self.raw, self.out)
+        self.matrix = slices.SlicedMatrix(block, self.axis, self.raw, self.out)
         self.parameters = block.parameters
 
     def precondition(
@@ -233,9 +233,13 @@ def stacked(blocks: Iterable[Block], order: dict[Block, int], motion: Motion) ->
     groups: dict[Any, list[Block]] = {}
     cut: list[Stack] = []
     for block in blocks:
-        if block.ready and (axis := sliced_axis(block, motion)) is not None:
+        if not block.ready:
+            continue
+        shape = block.shape
+        axis = slices.sliced_axis(block, motion) if prod(shape) > slices.WHOLE else None
+        if axis is not None:
             cut.append(SlicedStack(block, order[block], motion, axis))
-        elif block.ready:
+        else:
             shapes = tuple(
                 (name, part.shape, part.dtype)
                 for name, parts in sorted(block.parts.items())
@@ -244,7 +248,7 @@ def stacked(blocks: Iterable[Block], order: dict[Block, int], motion: Motion) ->
             key = (
                 block.structure,
                 block.inverse,
-                block.shape,
+                shape,
                 block.normalises,
                 block.device,
                 shapes,

@@ -58,7 +58,7 @@ def trained(tied, settings):
 def test_slices_make_the_step_of_the_whole(tied, settings, monkeypatch):
     whole, kfac = trained(tied, settings)
     assert not any(isinstance(stack, SlicedStack) for stack in kfac.preconditioning.stacks)
-    monkeypatch.setattr(cutting, "_WHOLE", 40)
+    monkeypatch.setattr(cutting, "WHOLE", 40)
     found, kfac = trained(tied, settings)
     cut = [stack for stack in kfac.preconditioning.stacks if isinstance(stack, SlicedStack)]
     assert len(cut) == (1 if tied else 2)
@@ -67,13 +67,13 @@ def test_slices_make_the_step_of_the_whole(tied, settings, monkeypatch):
 
 
 def test_a_polar_factor_is_of_the_whole_matrix(monkeypatch):
-    monkeypatch.setattr(cutting, "_WHOLE", 40)
+    monkeypatch.setattr(cutting, "WHOLE", 40)
     _, kfac = trained(False, {"geometry": Spectral()})
     assert not any(isinstance(stack, SlicedStack) for stack in kfac.preconditioning.stacks)
 
 
 def test_a_block_without_a_gradient_is_left_alone(monkeypatch):
-    monkeypatch.setattr(cutting, "_WHOLE", 40)
+    monkeypatch.setattr(cutting, "WHOLE", 40)
     parameters, kfac = trained(False, {"update_every": 100})
     for p in parameters:
         p.grad = None
