@@ -164,6 +164,18 @@ class LossFinding:
             self._known = now, combined(seen, amp)
         return self._known[1]
 
+    def gradient_scale(self, samples: int) -> float:
+        """What makes the gradient of the loss that of the mean loss of a term, before the step.
+
+        Arguments:
+            samples: that the loss is over, where it was not found.
+        """
+        amp = self.scaler.get_scale() if self.scaler is not None else 1.0
+        weights = self.weights(amp) if self.finds else Weights("")
+        if weights.kind in ("mean", "other"):
+            return 1.0 / weights.first
+        return self.settings.gradient_scale(samples)
+
     def settle(self, votes: Sequence[float], samples: int, amp: float) -> list[str]:
         """All ranks have voted. Returns what the user should know, a sentence each."""
         self.settled = False
@@ -194,10 +206,13 @@ class LossFinding:
         if weights.kind not in ("mean", "other") or getattr(loss, "regions", None):
             return []
         said = samples * loss.terms_per_sample
+        meant = 1.0 if loss.reduction == "sum" else 1.0 / said
+        if weights.each is not None and 0.9 < weights.each / meant < 1.1:
+            return []  # a sum over tokens or pixels may be one term, if its sample is
         ratio = weights.terms / said  # of the curvature that this gives, over the right one
         if not self.observes:
             own = weights.first / weights.terms  # of one term
-            ratio = own**2 * weights.terms * (1.0 / said if loss.reduction == "sum" else said)
+            ratio = own**2 * weights.terms / (meant**2 * said)
         if 0.8 < ratio < 1.25:
             return []
         found = (
