@@ -69,21 +69,25 @@ class Reading:
     def __init__(self, z: Tensor, g: Tensor, readings: tuple[str, ...]) -> None:
         self.shape = z.shape
         self.limit = loss_weights.tolerance(z.dtype, g.dtype)
-        self.names, self.numbers = loss_weights.numbers_of(z, g, readings)
+        self.names, numbers = loss_weights.numbers_of(z, g, readings)
         self.event: torch.cuda.Event | None = None
-        if self.numbers.is_cuda:
-            there = torch.empty(self.numbers.shape, dtype=self.numbers.dtype, pin_memory=True)
-            self.numbers = there.copy_(self.numbers, non_blocking=True)
+        self.found: Seen | None = None
+        if numbers.is_cuda:
+            there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            numbers = there.copy_(numbers, non_blocking=True)
             self.event = torch.cuda.Event()
             self.event.record()
-        self.found: Seen | None = None
-        if self.numbers.is_cpu and self.event is None:  # nobody waits for a number there
-            self.seen()
+        elif numbers.is_cpu:  # nobody waits for a number there, and nothing is kept
+            self.found = self._read(numbers)
+            return
+        self.numbers = numbers
 
     def seen(self) -> Seen:
         """Waits for what was computed before the backward pass went into the model, no longer."""
         if self.event is not None:
             self.event.synchronize()
-        rows = self.numbers.double().tolist()
-        self.found = loss_weights.seen(self.names, rows, self.shape, self.limit)
+        self.found = self._read(self.numbers)
         return self.found
+
+    def _read(self, numbers: Tensor) -> Seen:
+        return loss_weights.seen(self.names, numbers.double().tolist(), self.shape, self.limit)

@@ -27,11 +27,11 @@ from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.settings import KFACSettings
 from natgrad.tables import Column, Table, seconds_text
 
-SPEAKS_AT, AT_LATEST = 30, 100  # steps after which it warns, with three refreshes or without
+SPEAKS_AT, AT_LATEST = 50, 100  # steps after which it warns, with three refreshes or without
 _REFRESHES = 3
 _LEAST_COVERED = 0.9
-_SAME_DIRECTION = 0.99
-_ALL_DAMPED, _UNDAMPED = 0.95, 1e-4
+_SAME_DIRECTION = 0.995
+_ALL_DAMPED, _UNDAMPED = 0.98, 1e-4
 _STEPS_OF_A_REFRESH = 10
 _SHORT = 1.0  # seconds that nobody minds
 
@@ -244,7 +244,7 @@ def _direction(kfac: Looked, cosines: dict[str, float], size: dict[str, int]) ->
         return "direction", text, "ok", ""
     return (
         "direction",
-        f"Gradients are hardly turned, in {100 * same:.0f}% of parameters by less than 8 degrees: "
+        f"Gradients are hardly turned, in {100 * same:.0f}% of parameters by less than 6 degrees: "
         f"{text}",
         "same as plain",
         "The damping is too large for this curvature, or batches are too small to show any.",

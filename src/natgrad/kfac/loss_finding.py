@@ -111,6 +111,7 @@ class LossFinding:
         self.checks_left = 0 if settings.finds or not enabled else _CHECKED_UPDATES
         self.settled = False  # the last update has found what changes the step that it is part of
         self._known: tuple[list[object], Weights] | None = None
+        self.loss_scale = 1.0  # of a GradScaler that scaled the loss alone, before it was found
 
     def prepare(self, *, updates: bool) -> bool:
         """Have the next passes read if that is needed; returns whether they must be counted."""
@@ -156,13 +157,25 @@ class LossFinding:
 
     def weights(self, amp: float) -> Weights:
         """Of the loss until now."""
-        passes = self.capture.passes
+        passes, amp = self.capture.passes, amp * self.loss_scale
         now: list[object] = [amp, *(this.weights for this in passes)]
         if self._known is None or self._known[0] != now:
             each = (this.weights for this in passes)
             seen = [None if one is None else one.found or one.seen() for one in each]
             self._known = now, combined(seen, amp)
         return self._known[1]
+
+    def gradient_scale(self, samples: int) -> float:
+        """What makes the gradient of the loss that of the mean loss of a term, before the step.
+
+        Arguments:
+            samples: that the loss is over, where it was not found.
+        """
+        amp = self.scaler.get_scale() if self.scaler is not None else 1.0
+        weights = self.weights(amp) if self.finds else Weights("")
+        if weights.kind in ("mean", "other"):
+            return 1.0 / weights.first
+        return self.settings.gradient_scale(samples)
 
     def settle(self, votes: Sequence[float], samples: int, amp: float) -> list[str]:
         """All ranks have voted. Returns what the user should know, a sentence each."""
@@ -194,10 +207,13 @@ class LossFinding:
         if weights.kind not in ("mean", "other") or getattr(loss, "regions", None):
             return []
         said = samples * loss.terms_per_sample
+        meant = 1.0 if loss.reduction == "sum" else 1.0 / said
+        if weights.each is not None and 0.9 < weights.each / meant < 1.1:
+            return []  # a sum over tokens or pixels may be one term, if its sample is
         ratio = weights.terms / said  # of the curvature that this gives, over the right one
         if not self.observes:
             own = weights.first / weights.terms  # of one term
-            ratio = own**2 * weights.terms * (1.0 / said if loss.reduction == "sum" else said)
+            ratio = own**2 * weights.terms / (meant**2 * said)
         if 0.8 < ratio < 1.25:
             return []
         found = (

@@ -26,8 +26,9 @@ def found_scaler(kfac: Any) -> Iterator[None]:
             "it as scaler=."
         )
     if kfac.curvature.observes:  # what was sent back until now was not scaled
-        unscale(scaler, kfac.rates.optimizers)
+        kfac.finding.loss_scale = unscale(scaler, kfac.rates.optimizers)
         yield
+        kfac.finding.loss_scale = 1.0
         kfac.use_scaler(scaler)
     else:
         kfac.use_scaler(scaler)

@@ -142,7 +142,7 @@ class NoisyKFAC:
                     f"{self.damping:g}: give KFAC(damping=...) more, or the prior less precision."
                 )
         unscale(kfac.scaler, kfac.rates.optimizers)
-        scale = kfac.settings.gradient_scale(max(1, samples or kfac.capture.samples() or 0))
+        scale = kfac.finding.gradient_scale(max(1, samples or kfac.capture.samples() or 0))
         for p in kfac.model.parameters():
             if p.grad is not None:
                 p.grad.add_(p.to(p.grad.dtype), alpha=self.damping / scale)

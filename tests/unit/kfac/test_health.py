@@ -84,7 +84,7 @@ def test_cosine_and_share_of_the_damping_beside_dense_matrices():
 
 
 def said(**settings):
-    with pytest.warns(UserWarning, match="After 30 steps K-FAC may not work") as seen:
+    with pytest.warns(UserWarning, match="After 50 steps K-FAC may not work") as seen:
         kfac = trained(**settings)
     texts = [str(one.message) for one in seen if "may not work" in str(one.message)]
     assert len(texts) == 1
@@ -113,7 +113,7 @@ def test_too_little_damping():
 
 
 def test_low_coverage_is_said_unless_it_is_meant():
-    _, text = said(model=network(OwnScale(16), nn.Flatten()), steps=30, exclude="0")
+    _, text = said(model=network(OwnScale(16), nn.Flatten()), exclude="0")
     assert "preconditioned, not OwnScale" in text
     assert "natgrad.register()" in text
     trained(exclude="0")

@@ -342,6 +342,12 @@ def test_the_users_word_is_checked(written, loss, sentence):
     assert not kfac.capture.reads
 
 
+def test_a_sample_may_be_one_term_if_the_user_says_so():
+    """Sums over tokens, with the damping of a whole sequence: without a warning."""
+    stepped(lambda m, x, y: cross_entropy(m(x), y, reduction="sum") / N, loss=MeanLoss())
+    stepped(total, loss=SumLoss())
+
+
 def test_where_the_scale_does_not_matter_nothing_is_read():
     model = network()
     optimizer = NaturalMuon(model, loss=MeanLoss())
