@@ -5,6 +5,7 @@ import torch
 
 import natgrad
 from natgrad.inverses.functions import DampedPower, floored
+from natgrad.specs import FactorSpec, Routine
 
 
 def symmetric(values: list[float], seed: int = 0) -> torch.Tensor:
@@ -74,3 +75,12 @@ def test_the_lag_of_cholesky_by_hand():
         inverse.decompose(both.clone(), dampings), torch.stack([new, new]), dampings
     )
     assert float(found) == pytest.approx(float(residual.norm() / 4**0.5))  # sqrt(b d)
+
+
+def test_what_the_planner_is_told_of_a_product_with_an_inverse():
+    """Two operations for each number of a gradient and row of the inverse; one, of a diagonal."""
+    own = natgrad.Cholesky().cost(FactorSpec(6, batch=3, numel=63))
+    assert own.apply == 2.0 * 6
+    assert own.decompose == 3 * Routine.CHOLESKY.operations(6)
+    diagonal = natgrad.Cholesky().cost(FactorSpec(6, batch=3, numel=18, diagonal=True))
+    assert (diagonal.decompose, diagonal.apply) == (18.0, 1.0)
