@@ -296,7 +296,8 @@ class TestBackwards:
         """A reentrant checkpoint runs again in each of two backward passes, and after the vectors
         of a Fisher were sent back: its layers would be left out, or counted in parts."""
         model = Parts()
-        kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=1, curvature=curvature)
+        how = {"kl_clip": None, "update_every": 1, "refresh_every": 1, "damping": 0.01}
+        kfac = KFAC(model, curvature=curvature, **how)
         out = model.head(
             checkpoint(model.encode, X.clone().requires_grad_(), use_reentrant=reentrant)
         )
@@ -313,7 +314,7 @@ class TestBackwards:
             return
         kfac.step()
         whole = Parts()
-        its = KFAC(whole, kl_clip=None, update_every=1, refresh_every=1, curvature=curvature)
+        its = KFAC(whole, curvature=curvature, **how)
         F.cross_entropy(whole(X), Y).backward()
         its.step()
         for p, q in zip(model.parameters(), whole.parameters(), strict=True):
