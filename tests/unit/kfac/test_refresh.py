@@ -36,9 +36,9 @@ def decomposed(monkeypatch):
     seen = []
     own = Block.decompose
 
-    def decompose(self, names, damping):
+    def decompose(self, names, damping, rows=None):
         seen.append((self.name, sorted(names), threading.current_thread().name))
-        return own(self, names, damping)
+        return own(self, names, damping, rows)
 
     monkeypatch.setattr(Block, "decompose", decompose)
     return seen
