@@ -47,7 +47,7 @@ class Inspection:
         said = [
             f"{len(here)} blocks precondition {covered / max(1, trained):.1%} of {trained:,} "
             "parameters",
-            f"damping={self.settings.damping!r}",
+            f"damping={self.settings.damping or self.settings.at(self.steps).damping!r}",
             f"length={length!r}" if length else f"kl_clip={self.settings.kl_clip!r}",
             f"{'in front of' if self.attachment is None else 'attached to'} {names}" * bool(names),
             f"rank {self.team.rank} of {self.team.size}" * (not self.team.alone),

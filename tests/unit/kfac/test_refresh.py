@@ -36,11 +36,7 @@ def decomposed(monkeypatch):
     seen = []
     own = Block.decompose
 
-<<<<<<< HEAD
-    def decompose(self, names, damping, rows):
-=======
     def decompose(self, names, damping, rows=None):
->>>>>>> 44f147e6ceee7f014d6830d3306d99fe7be1007b
         seen.append((self.name, sorted(names), threading.current_thread().name))
         return own(self, names, damping, rows)
 
