@@ -239,7 +239,8 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
-        self._warn(self.before_step())
+        if not self._began or self.attachment is not None or self._left is not None:
+            self._warn(self.before_step())
         if self.following.changes.found():
             self._follow()
         if doubts := self.capture.finish(counted=samples is None):
@@ -270,16 +271,17 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
                 "the call out, or make a new KFAC."
             )
         loss_scale, found = unscale(self.scaler, self.rates.optimizers), self.finding(samples)
+        chooser = self.capture.chooser
         return Step(
             index=self.steps,
             values=self.settings.at(self.steps),
             due=self.statistics.due,
-            samples=samples or self.capture.samples(),
+            samples=found.samples or None,
             terms=found.terms,
             passes=len(self.capture.passes),
             statistics_scale=found.scale,
             loss_scale=loss_scale,
-            share=entering_share(self.capture.passes),
+            share=1.0 if chooser is None else entering_share(self.capture.passes),
             gradient_weight=found.first,
             votes=found.votes,
         )

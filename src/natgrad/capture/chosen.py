@@ -66,10 +66,7 @@ class Cutter:
     """Cuts tensors down to the chosen samples, once for layers that share an input."""
 
     def __init__(self) -> None:
-        self._last: tuple[Any, Any, Any] | None = None
-
-    def forget(self) -> None:
-        self._last = None
+        self.last: tuple[Any, Any, Any] | None = None  # the input that was cut last; may be dropped
 
     def early(self, block: Block, layer: Layer[Any], x: Any, this: Pass) -> Any:
         """In the forward pass: cut if nobody else holds the input."""
@@ -100,7 +97,7 @@ class Cutter:
         if not isinstance(x, Tensor):
             return layer.some(x, rows)
         key = (x.data_ptr(), x.shape, x.stride(), x.dtype, x._version, id(rows))
-        if self._last is None or self._last[0] != key:
+        if self.last is None or self.last[0] != key:
             # The input is held, so that its address is not used again.
-            self._last = key, (x, rows), layer.some(x, rows)
-        return self._last[2]
+            self.last = key, (x, rows), layer.some(x, rows)
+        return self.last[2]

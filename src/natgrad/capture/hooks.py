@@ -204,7 +204,7 @@ class Capture:
                 self.current = self._before  # an evaluation is no part of what comes
             return
         self._before = None
-        self._cut.forget()
+        self._cut.last = None
         tapes = self.taping and bool(this.tape)
         if (tapes or self.reads) and (main := prediction(out)) is not None:
             if tapes:

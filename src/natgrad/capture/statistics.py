@@ -58,7 +58,7 @@ class Statistics:
     def begin(self, due: Due) -> None:
         """A new step, that updates these factors."""
         self.due, self._shared = due, None
-        self._cut.forget()
+        self._cut.last = None
 
     @torch.no_grad()
     def add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int = 0) -> None:
@@ -91,7 +91,7 @@ class Statistics:
     def flush(self, this: Pass) -> None:
         """The pass is over: add what still waits for calls that no gradient came back to."""
         self._shared = None  # no layer with the same input follows
-        self._cut.forget()
+        self._cut.last = None
         for (block, role, draw), pieces in this.pending.items():
             self._absorb(block, role, pieces, draw)
         this.pending.clear()

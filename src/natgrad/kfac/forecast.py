@@ -33,6 +33,8 @@ class Forecast:
         self._operations = {
             factor: spec.work.decompose for factor, spec in team.plan.factors.items()
         }
+        everything = [(b, name) for b in team.blocks.values() for name in b.decomposes]
+        self.matters = self.seconds(everything) >= min(_LONG, _LASTS)  # or nothing would be said
 
     def operations(self, block: Block, name: str) -> float:
         return self._operations[block.name, name]

@@ -91,6 +91,7 @@ class Finding(NamedTuple):
     terms: float
     first: float | None
     votes: tuple[float, ...]
+    samples: int  # 0: nobody knows
 
 
 class LossFinding:
@@ -141,7 +142,7 @@ class LossFinding:
         samples = samples or self.capture.samples() or 0
         if not self.finds:
             scale = self.settings.statistics_scale(samples, observed=self.observes)
-            return Finding(scale / amp, samples, None, (0.0, 0.0, 0.0))
+            return Finding(scale / amp, samples, None, (0.0, 0.0, 0.0), samples)
         weights, found = self.weights(amp), self.settings.found
         votes = tuple(float(weights.kind == each) for each in ("mean", "other", "unknown"))
         first, terms = weights.first, weights.terms
@@ -153,7 +154,8 @@ class LossFinding:
         if self.observes:  # vectors are those of terms, whatever the loss
             terms, scale = sum(this.drawn for this in self.capture.passes) or samples, 1.0
         others = found is not None and found.kind == "other"
-        return Finding(scale / amp, terms * bool(samples), first if others else None, votes)
+        first_if_known = first if others else None
+        return Finding(scale / amp, terms * bool(samples), first_if_known, votes, samples)
 
     def weights(self, amp: float) -> Weights:
         """Of the loss until now."""

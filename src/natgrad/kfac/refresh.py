@@ -140,7 +140,7 @@ class Refresh:
             for block in self.blocks
             for name in sorted(due[block] & self.team.decomposes[block])
         ]
-        bar = self.forecast.begin(mine)
+        bar = self.forecast.begin(mine) if self.forecast.matters else None
         for block, made in self._decompose(due, now):
             if bar is not None:
                 bar.add(block, made)

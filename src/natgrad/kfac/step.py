@@ -36,8 +36,3 @@ class Step:
     @property
     def updates(self) -> bool:
         return bool(self.due)
-
-    @property
-    def entered(self) -> float:
-        """How many terms of this rank the statistics are over."""
-        return self.terms * self.share

@@ -121,13 +121,17 @@ class Reducer:
 
     def finish(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
         """What this rank folds, of all ranks' sums since the last step."""
-        blocks, scale, entered = self.team.blocks.values(), step.statistics_scale, step.entered
+        blocks, scale, entered = (
+            self.team.blocks.values(),
+            step.statistics_scale,
+            step.terms * step.share,
+        )
         if self.team.alone:
-            return self._finish_alone(step)
+            return self._finish_alone(step, entered)
         if not self.team.units:
             for index in range(self._next, len(self.buckets)):
                 self._launch(index, scale, last=True)
-        totals = self._totals(step)
+        totals = self._totals(step, entered)
         self._unit = {factor: _unit(most) for factor, most in totals.largest.items()}
         if totals.late:  # nothing has left yet, or a pass came after its sums had
             for index in range(len(self.buckets)):
@@ -147,13 +151,13 @@ class Reducer:
             new_sums[block] |= _means(block, block.take_sums(own), entered, scale)
         return totals, new_sums
 
-    def _finish_alone(self, step: Step) -> tuple[StepTotals, dict[Block, NewSums]]:
+    def _finish_alone(self, step: Step, entered: float) -> tuple[StepTotals, dict[Block, NewSums]]:
         sums = {block: block.take_sums() for block in self.team.blocks.values()}
         counts: dict[FactorId, float] = {}
         for block, own in sums.items():
             for name, total in own.items():
                 counts[block.name, name] = float(total.count)
-        scale, entered = step.statistics_scale, step.entered
+        scale = step.statistics_scale
         new_sums = {block: _means(block, own, entered, scale) for block, own in sums.items()}
         samples = step.samples or 0
         totals = StepTotals(
@@ -218,7 +222,7 @@ class Reducer:
         share = form.pack(kept) if self.team.packed else kept
         return share if factor == 1.0 else share * factor
 
-    def _totals(self, step: Step) -> StepTotals:
+    def _totals(self, step: Step, entered: float) -> StepTotals:
         """One small sum of everything that all ranks must know."""
         samples, scale = step.samples or 0, step.statistics_scale
         blocks = list(self.team.blocks.values())
@@ -233,13 +237,13 @@ class Reducer:
         late = any((b.name, n) in self.reduced for b in blocks for n in b.sums)
         rescaled = any(sent.scale != scale for sent in self.in_flight)
         present = [block.has_gradient for block in blocks]
-        found = (step.entered, *step.votes)
+        found = (entered, *step.votes)
         mine = [samples, samples**2, step.passes, late, rescaled, *found, *present]
         largest = self._largest(scale) if self.team.units else {}
         n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(
             [float(number) for number in (*mine, *counts.values(), *largest.values())]
         ).tolist()
-        (entered, *votes), rest = rest[: len(found)], rest[len(found) :]
+        (all_entered, *votes), rest = rest[: len(found)], rest[len(found) :]
         having, rest = rest[: len(blocks)], rest[len(blocks) :]
         return StepTotals(
             int(n),
@@ -248,7 +252,7 @@ class Reducer:
             dict(zip(counts, rest, strict=False)),
             {block.name: int(k) for block, k in zip(blocks, having, strict=True)},
             bool(any_late),
-            entered,
+            all_entered,
             tuple(votes),
             bool(any_rescaled),
             dict(zip(largest, rest[len(counts) :], strict=True)),
