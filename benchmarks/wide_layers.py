@@ -222,8 +222,10 @@ def small_gpt_table(steps: int, whole: bool) -> Table:
     )
     contenders: dict[str, Make] = {
         "AdamW": adamw,
-        "KFAC of the head": with_kfac(0.3, include="head", loss=natgrad.MeanLoss(length)),
-        "KFAC": with_kfac(0.3, loss=natgrad.MeanLoss(length)),
+        "KFAC of the head": with_kfac(
+            0.3, include="head", loss=natgrad.MeanLoss(length), kl_clip=1e-4
+        ),
+        "KFAC": with_kfac(0.3, loss=natgrad.MeanLoss(length), kl_clip=1e-4),
     }
     if whole:
         contenders["KFAC of the head, Cholesky, max_dim=None"] = with_kfac(
@@ -231,6 +233,7 @@ def small_gpt_table(steps: int, whole: bool) -> Table:
             include="head",
             loss=natgrad.MeanLoss(length),
             max_dim=None,
+            kl_clip=1e-4,
             inverse=natgrad.Cholesky(),
         )
     batches = text_batches(words, sequences, length)

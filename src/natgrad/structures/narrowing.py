@@ -19,8 +19,9 @@ from natgrad.checks import check_whole
 from natgrad.layers import Layer, SharedInput
 from natgrad.linalg.forms import BlockTriangle, DiagonalForm, Form
 
-# Columns of a block of A. With 256, decomposing all blocks of a layer costs less than its training
-# step at a hundred samples; smaller ones leave out more, and their products are no faster.
+# Columns of a block of A. With 256, decomposing all blocks of a layer once in a hundred steps costs
+# less than training it with a hundred samples a step, from 28 output units on; smaller ones leave
+# out more.
 BLOCK = 256
 # Widest factor that is kept whole, by default: 5,000 columns are 3 teraflop, half a minute of a
 # core. The widest factor of a ResNet-50 has 4,608.
