@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from natgrad.inverses.base import Parts
-from natgrad.inverses.spectral import Basis, Diagonalization
+from natgrad.inverses.basis import Basis
+from natgrad.inverses.spectral import Diagonalization
 from natgrad.linalg.eigh import eigh
 from natgrad.specs import FactorSpec
 

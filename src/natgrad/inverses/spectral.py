@@ -12,13 +12,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from natgrad.damping import Damping, Relative
 from natgrad.inverses.base import Inverse, Parts
+from natgrad.inverses.basis import Bases, Basis
 from natgrad.inverses.decomposed import Decomposed, numbers_of, sandwiched
 from natgrad.inverses.factor import DecomposedFactor
 from natgrad.inverses.functions import DampedPower, Function, damped, relative
@@ -26,48 +27,6 @@ from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.eigh import settle_null_spaces
 from natgrad.linalg.products import filtered, product, scaled
 from natgrad.specs import AppliedRoom, FactorCost, FactorSpec
-
-
-class Basis(NamedTuple):
-    """``F = Q diag(values) Q^T``.
-
-    Arguments:
-        rows: ``Q^T [b, d, d]``, an eigenvector a row; empty where ``Q`` is the identity.
-        values: ``[b, d]``, eigenvalues, none of them negative.
-    """
-
-    rows: Matrix
-    values: Tensor
-
-    @property
-    def is_identity(self) -> bool:
-        return self.rows.numel() == 0
-
-    def coordinates(self, t: Tensor) -> Tensor:
-        """``t Q``: the vectors in the eigenbasis.
-
-        Arguments:
-            t: ``[b, n, s, d]``, vectors along the last axis.
-        """
-        if isinstance(self.rows, BlockDiagonal):
-            return self.rows.mT.right_of(t.flatten(1, 2)).view(t.shape)
-        return t if self.is_identity else t @ self.rows.mT.unsqueeze(1)
-
-    def root(self, function: Function) -> Matrix:
-        """``Q f(values) Q^T [b, d, d]``, or ``f(values) [b, d]`` where ``Q`` is the identity.
-
-        Arguments:
-            function: ``f`` of eigenvalues, entry by entry, such as ``DampedPower(-0.5)``.
-        """
-        scale = function(self.values)
-        if self.is_identity:
-            return scale
-        if isinstance(self.rows, BlockDiagonal):
-            return self.rows.mT.times(self.rows.scaled_rows(scale))
-        return self.rows.mT @ scaled(scale, self.rows)
-
-
-Bases = tuple[Basis | None, Basis | None]
 
 
 class Diagonalization(Inverse):

@@ -143,7 +143,8 @@ class LossFinding:
         if not self.finds:
             scale = self.settings.statistics_scale(samples, observed=self.observes)
             return Finding(scale / amp, samples, None, (0.0, 0.0, 0.0), samples)
-        weights, found = self.weights(amp), self.settings.found
+        found = self.settings.found
+        weights = self.weights(amp) if self.capture.reads else Weights("")  # not looked at
         votes = tuple(float(weights.kind == each) for each in ("mean", "other", "unknown"))
         first, terms = weights.first, weights.terms
         if weights.kind not in ("mean", "other"):
