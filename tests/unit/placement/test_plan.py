@@ -100,7 +100,7 @@ class TestSent:
         """2 ranks, one layer with A and G: sums of float64, which each rank sends once."""
         blocks = [linear("one", 3, 2, 2)]
         plan = MemOpt()(blocks, World(2))
-        update = 5 + 2 + 2  # of the step, of the block, of the factors
+        update = 9 + 2 + 2  # of the step, of the block, of the factors
         assert plan.sent(0).agreement == Agreement(8 * update, 8 * 4, 8 * 2)
         assert plan.sent(0) != plan.sent(1)
         assert plan.sent(0).agreement == plan.sent(1).agreement
