@@ -34,8 +34,8 @@ class TestArguments:
     def test_optimizer(self):
         says(
             SettingError,
-            "optimizer is a float but must be a torch.optim.Optimizer, a list of them, or None: pass "
-            "the optimizer whose step() follows.",
+            "optimizer is a float but must be a torch.optim.Optimizer, a list of them, or None: "
+            "pass the optimizer whose step() follows.",
             lambda: KFAC(MLP.model(), 0.1),
         )
 

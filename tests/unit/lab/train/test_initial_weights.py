@@ -110,7 +110,7 @@ def _text(monkeypatch):
     monkeypatch.setattr(data, "wikitext2", lambda folder: data.Split(TEXT, TEXT[:400]))
     words = data.build_vocabulary(TEXT, 60)
     whole = data.masked_words
-    monkeypatch.setattr(data, "masked_words", lambda text, length, pieces: whole(text, words, length))
+    monkeypatch.setattr(data, "masked_words", lambda text, length: whole(text, words, length))
 
 
 @pytest.mark.usefixtures("_text")

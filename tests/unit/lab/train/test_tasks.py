@@ -30,7 +30,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "wikitext2", lambda folder: data.Split(TEXT, TEXT[:200]))
     words = data.build_vocabulary(TEXT, 60)
     whole = data.masked_words
-    monkeypatch.setattr(data, "masked_words", lambda text, length, pieces: whole(text, words, length))
+    monkeypatch.setattr(data, "masked_words", lambda text, length: whole(text, words, length))
     return SimpleNamespace(folder=str(tmp_path))
 
 
