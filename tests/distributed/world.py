@@ -40,7 +40,8 @@ PRELOAD = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
-    "natgrad",
+    "natgrad.operators",  # nothing is loaded by natgrad itself
+    "natgrad.optimizer",
 ]
 GRACE = 0.5  # seconds for the other ranks to say what they know, once one has failed
 
