@@ -35,7 +35,7 @@ from natgrad.capture.backwards import (
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
-from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed
+from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
@@ -209,9 +209,9 @@ class Capture:
         if (tapes or self.reads) and (main := prediction(out)) is not None:
             if tapes:
                 self.outputs[this] = get_gradient_edge(main), main.detach()
-                main.register_hook(OutputHook(self, this).predicts)
+                on_gradient(main, OutputHook(self, this).predicts)
             if self.reads:
-                main.register_hook(WeightsHook(self.root, this, main))
+                on_gradient(main, WeightsHook(self.root, this, main))
         for tensor in tensors_of(out):
             if tensor.requires_grad:
                 tensor.register_hook(OutputHook(self, this))

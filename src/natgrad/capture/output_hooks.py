@@ -1,5 +1,6 @@
 """Hooks on the model's own output: which passes count, and what the loss is a mean or sum of."""
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,29 @@ if TYPE_CHECKING:
 # Models through which vectors of a Fisher are sent back at this moment: these are no gradients of
 # their losses, and no other preconditioner of the same model may take them for that.
 observed: set[nn.Module] = set()
+
+
+def on_gradient(t: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Have the gradient of an output told, or that of what it was cast from: trainers return logits
+    in float32 of a model that has computed its loss from those in 16 bits."""
+    node, index = t.grad_fn, t.output_nr
+    while node is not None and node.name() == "ToCopyBackward0":
+        node, index = node.next_functions[0]
+    if node is None or node is t.grad_fn:
+        t.register_hook(call)
+    else:
+        node.register_prehook(_OfOutput(call, index))
+
+
+class _OfOutput:
+    """A node's gradients -> that of one of its outputs."""
+
+    def __init__(self, call: Callable[[Tensor], None], index: int) -> None:
+        self.call, self.index = call, index
+
+    def __call__(self, gradients: Sequence[Tensor | None]) -> None:
+        if (g := gradients[self.index]) is not None:
+            self.call(g)
 
 
 class OutputHook:

@@ -393,3 +393,35 @@ def test_an_empty_batch_and_one_without_targets_say_nothing():
         kfac.step()
         assert not kfac.settings.unknown
         assert (kfac.settings.found is not None) == (labels is y)
+
+
+class CastsItsLogits(nn.Module):
+    """As under accelerate and Trainer: the loss is computed inside, logits are returned in another
+    precision, so that no gradient comes to what is returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3, dtype=torch.float64)
+
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits.to(torch.float32)}
+
+
+@pytest.mark.parametrize("curvature", [None, MonteCarloFisher()], ids=["given", "drawn"])
+def test_logits_that_were_cast(curvature):
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
+    model = CastsItsLogits()
+    kfac = KFAC(model, kl_clip=None, curvature=curvature)
+    model(x, y)["loss"].backward()
+    kfac.step()
+    assert not kfac.settings.unknown
+    assert all(block.ready for block in kfac.blocks)
+    if curvature is None:
+        plain = nn.Linear(4, 3, dtype=torch.float64)
+        plain.load_state_dict(model.layer.state_dict())
+        its = KFAC(plain, kl_clip=None)
+        F.cross_entropy(plain(x), y).backward()
+        its.step()
+        assert torch.equal(plain.weight.grad, model.layer.weight.grad)
