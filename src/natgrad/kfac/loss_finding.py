@@ -35,6 +35,8 @@ from natgrad.kfac.settings import FoundLoss, KFACSettings
 
 Kind = Literal["", "mean", "other", "unknown"]
 _CHECKED_UPDATES = 3
+_BINARY = ("logit", "probability")
+_ROUNDING = 1e-2  # of a weight that is read in 16 bits
 
 
 class Weights(NamedTuple):
@@ -144,7 +146,7 @@ class LossFinding:
             scale = self.settings.statistics_scale(samples, observed=self.observes)
             return Finding(scale / amp, samples, None, (0.0, 0.0, 0.0), samples)
         found = self.settings.found
-        weights = self.weights(amp) if self.capture.reads else Weights("")  # not looked at
+        weights = self.reading(samples, amp) if self.capture.reads else Weights("")  # not looked at
         votes = tuple(float(weights.kind == each) for each in ("mean", "other", "unknown"))
         first, terms = weights.first, weights.terms
         if weights.kind not in ("mean", "other"):
@@ -157,6 +159,22 @@ class LossFinding:
         others = found is not None and found.kind == "other"
         first_if_known = first if others else None
         return Finding(scale / amp, terms * bool(samples), first_if_known, votes, samples)
+
+    def reading(self, samples: int, amp: float) -> Weights:
+        """The weights of what counts as a term: a sample where the loss is a mean over samples of
+        sums over their binary outputs, which are one prediction together (an autoencoder's pixels:
+        the default damping was chosen on such sums); each output or position otherwise.
+
+        Arguments:
+            samples: of this rank.
+            amp: what a GradScaler has multiplied all gradients by.
+        """
+        found = self.weights(amp)
+        if found.kind == "other" and found.each and abs(found.each * samples - 1) < _ROUNDING:
+            each = (this.weights for this in self.capture.passes)
+            if all(one and one.found and one.found.reading in _BINARY for one in each):
+                return Weights("mean", 1.0, samples, found.each)
+        return found
 
     def weights(self, amp: float) -> Weights:
         """Of the loss until now."""
@@ -175,7 +193,7 @@ class LossFinding:
             samples: that the loss is over, where it was not found.
         """
         amp = self.scaler.get_scale() if self.scaler is not None else 1.0
-        weights = self.weights(amp) if self.finds else Weights("")
+        weights = self.reading(samples, amp) if self.finds else Weights("")
         if weights.kind in ("mean", "other"):
             return 1.0 / weights.first
         return self.settings.gradient_scale(samples)
@@ -185,10 +203,10 @@ class LossFinding:
         self.settled = False
         if not (self.finds or self.checks_left) or not samples:
             return []
-        weights = self.weights(amp)
         if not self.finds:
             self.checks_left -= 1
-            return self._contradictions(weights, samples)
+            return self._contradictions(self.weights(amp), samples)
+        weights = self.reading(samples, amp)
         mean, other, unknown = votes
         if mean + other and not unknown:
             if weights.kind not in ("mean", "other"):  # not on this rank

@@ -425,3 +425,23 @@ def test_logits_that_were_cast(curvature):
         F.cross_entropy(plain(x), y).backward()
         its.step()
         assert torch.equal(plain.weight.grad, model.layer.weight.grad)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_pixels_of_a_sample_are_one_prediction(passes):
+    """An autoencoder's mean over samples of sums over pixels: as `MeanLoss()` says it, though each
+    pixel has a weight of its own; also in micro-batches."""
+    torch.manual_seed(0)
+    x = (torch.rand(12, 6) > 0.5).to(DTYPE)
+    found = []
+    for loss in (None, MeanLoss()):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 6)).to(DTYPE)
+        kfac = KFAC(model, kl_clip=None, loss=loss)
+        for part in x.chunk(passes):
+            total = F.binary_cross_entropy_with_logits(model(part), part, reduction="sum")
+            (total / len(x)).backward()
+        kfac.step()
+        found.append([p.grad for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
