@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from natgrad import EKFAC, KFAC, MonteCarloFisher, Rms, Spectral
 
-STEPS, EARLY = 2000, 200
+EARLY = 200
 
 
 def hooks(model: nn.Module) -> int:
@@ -33,18 +33,22 @@ def kept() -> tuple[int, int, Counter[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"structure": EKFAC()}, {"geometry": Spectral(), "length": Rms(), "momentum": 0.9}],
+    ("settings", "steps"),
+    [
+        ({}, 2000),
+        ({"structure": EKFAC()}, 600),
+        ({"geometry": Spectral(), "length": Rms(), "momentum": 0.9}, 600),
+    ],
     ids=["default", "ekfac", "spectral"],
 )
-def test_two_thousand_steps(settings):
+def test_thousands_of_steps(settings, steps):
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3))
     optimizer = SGD(model.parameters(), lr=0.01)
     curvature = MonteCarloFisher() if not settings else None
     kfac = KFAC(model, optimizer, update_every=2, refresh_every=5, curvature=curvature, **settings)
     found = {}
-    for step in range(STEPS + 1):
-        if step in (EARLY, STEPS):  # both are steps that update and refresh
+    for step in range(steps + 1):
+        if step in (EARLY, steps):  # both are steps that update and refresh
             optimizer.zero_grad()
             found[step] = hooks(model), *kept()
         n = 3 + step % 4
@@ -57,5 +61,5 @@ def test_two_thousand_steps(settings):
             model(torch.randn(5, 4))  # and nothing comes back
         kfac.step()
         optimizer.step()
-    assert found[STEPS] == found[EARLY]
+    assert found[steps] == found[EARLY]
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
