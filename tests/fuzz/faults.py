@@ -18,6 +18,7 @@ import random
 import resource
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -44,10 +45,12 @@ NOT_A_NUMBER = "NaN in the weights"
 
 # Messages.
 
+_ONE_GENERATOR = threading.Lock()  # torch's own, which all threads share
+
 
 def trained(comm: ThreadRank, placement: Any) -> list[torch.Tensor]:
     """Two steps of a small network on this rank's samples."""
-    with torch.random.fork_rng():
+    with _ONE_GENERATOR, torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -113,7 +113,7 @@ class Gradients:
             if 0 < count < self.team.size:
                 raise missing_somewhere(block, int(count), self.team)
         self._present = [b for b, count in zip(ready, counts, strict=True) if count]
-        return int(n)
+        return self.team.counted(n)
 
     def collect(self, weight: float) -> None:
         """Bring the gradients of blocks that are ``present`` to the ranks that precondition them,

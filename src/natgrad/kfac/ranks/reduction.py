@@ -246,7 +246,7 @@ class Reducer:
         (all_entered, *votes), rest = rest[: len(found)], rest[len(found) :]
         having, rest = rest[: len(blocks)], rest[len(blocks) :]
         return StepTotals(
-            int(n),
+            self.team.counted(n),
             abs(squares * self.team.size - n * n) < 0.5,
             int(all_passes),
             dict(zip(counts, rest, strict=False)),

@@ -13,6 +13,7 @@ replicated gradients and `CommOpt` a step that updates nothing sends nothing at 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from natgrad.capture.blocks import Block
 from natgrad.comm.agreement import AllRanksAgree
 from natgrad.comm.base import Communicator
 from natgrad.comm.layouts import gradients_are_local, is_sharded
+from natgrad.comm.transfers import CommunicationError
 from natgrad.comm.wire import Plain, wire_of
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.motion import Motion
@@ -118,6 +120,15 @@ class Team:
         if self.alone:
             return mine
         return self.comm.total(mine.to(self.device), "agreement").wait()
+
+    def counted(self, number: float) -> int:
+        """A sum of samples of all ranks as a number; what is none has been changed on its way."""
+        if not isfinite(number):
+            raise CommunicationError(
+                f"The ranks' numbers of samples add up to {number}, so that a message was changed "
+                "on its way: look at the network, and go on from the last checkpoint."
+            )
+        return int(number)
 
 
 def _boxes_of_all(
