@@ -14,6 +14,7 @@ exactly ``1/M`` or 1 where they are that within rounding.
 - Positions without a gradient may be terms all the same, whose prediction is so sure that nothing
   is left of it. So a loss is a mean if it is one over any number of terms from those with a
   gradient to all that there are.
+- A mean over samples of sums over binary outputs (an autoencoder's pixels) is one over samples.
 - What fits no reading is *unknown*: it is taken for a mean over samples, and the default damping is
   then relative to the curvature. The KL clip needs no weights: ``<F^-1 grad, grad>`` stays the same
   when the loss is multiplied by a number.

@@ -27,8 +27,10 @@ def found_scaler(kfac: Any) -> Iterator[None]:
         )
     if kfac.curvature.observes:  # what was sent back until now was not scaled
         kfac.finding.loss_scale = unscale(scaler, kfac.rates.optimizers)
-        yield
-        kfac.finding.loss_scale = 1.0
+        try:
+            yield
+        finally:
+            kfac.finding.loss_scale = 1.0
         kfac.use_scaler(scaler)
     else:
         kfac.use_scaler(scaler)
