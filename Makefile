@@ -30,6 +30,9 @@ COUNT  ?= 25
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
 COMPARED := --optimizers sgd,adamw,muon,soap,kfac,naturalmuon-mc --trials 4 --threads 1 --resume
 BIN    := $(VENV)/bin
+# Tests start hundreds of Pythons. Where the environment forbids to keep bytecode, each of them would compile
+# torch again, and each worker all tests. (make clean removes what is kept.)
+unexport PYTHONDONTWRITEBYTECODE
 # Compiling all of torch, transformers and scikit-learn takes longer than compiling what is imported of them.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
 
