@@ -241,10 +241,10 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer,
                 self.preconditioning(now)
         self.after_step()
         self.steps += 1
-        if self.following.pending and (self.team.alone or self.team.agreed):
-            self._warn(self._rebuild())
         if self.monitor.open:
             self._warn(self.monitor.after_step(self))
+        if self.following.pending and (self.team.alone or self.team.agreed):
+            self._warn(self._rebuild())
         self._prepare()
 
     def _now(self, samples: int | None) -> Step:
@@ -274,7 +274,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer,
         """Make ready for the next step: hooks are there only if it updates something."""
         keys = set() if self.detached else self.update_clocks.due(self.steps)
         due = self.update_clocks.factors(self.blocks, keys) if keys else {}
-        if self.newcomers.born:
+        if self.newcomers.born and not self.detached:
             self.newcomers.join(self.steps)
             due = self.newcomers.updated(due, self.steps)
         self.capture.forget()

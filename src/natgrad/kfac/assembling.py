@@ -108,7 +108,7 @@ class Assembling(Saveable):
             agreed.compared = blocks_to_compare(self.model, blocks)
         state = None if team.alone else summary(self)
         self.low_rank.detach()
-        stepped = self.preconditioning
+        stepped, predicted = self.preconditioning, self.prediction
         self.blocks = blocks
         for block in blocks:
             if block.shares_input_with not in blocks:
@@ -117,6 +117,7 @@ class Assembling(Saveable):
         if state is not None:
             _move([block for block in blocks if block in before], team, self.team, state)
         self.preconditioning.take_over(stepped)
+        self.prediction.take_over(predicted)
         self.compiled.follow()
         self.following.changes.adopt(blocks)
         self.capture.follow(blocks, self.following.changes.uses())
