@@ -80,17 +80,15 @@ class Capture:
         self.second_order = self.recomputed = ""
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
+        self.armed = False  # whether layers are watched, also if the model has lost all of them
 
     # Hooks come and go.
-    @property
-    def armed(self) -> bool:
-        return bool(self._layer_hooks.handles)
 
     def watch(self, *, layers: bool, samples: bool) -> None:
         """Have hooks on every layer, or none; and on the model itself, to count samples."""
         if layers:
             self.arm()
-        elif self._layer_hooks.handles:
+        elif self.armed:
             self.disarm()
         if samples != bool(self._root_hooks.handles):
             self.count_samples(samples)
@@ -105,8 +103,9 @@ class Capture:
 
     def arm(self) -> None:
         """Hooks on every layer."""
-        if self._layer_hooks.handles:
+        if self.armed:
             return
+        self.armed = True
         watched: dict[nn.Module, list[Use]] = {}
         for use in [use for use in self.uses if use[0].factors]:
             watched.setdefault(use[1].module, []).append(use)
@@ -127,6 +126,7 @@ class Capture:
 
     def disarm(self) -> None:
         self._layer_hooks.remove()
+        self.armed = False
 
     def rewire(self, uses: list[Use]) -> None:
         """Watch these layers from now on."""
@@ -134,6 +134,12 @@ class Capture:
         self.disarm()
         if armed:
             self.arm()
+
+    def follow(self, blocks: list[Block], uses: list[Use]) -> None:
+        """The model has other blocks now, used by these layers."""
+        self.backwards.parameters = [p for block in blocks for p in block.parameters]
+        self.axes.follow(self.root)
+        self.rewire(uses)
 
     def detach(self) -> None:
         self.disarm()
