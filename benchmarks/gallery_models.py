@@ -236,9 +236,7 @@ TRANSFORMERS: tuple[Configured, ...] = (
         {"vocab_size": VOCABULARY, "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2},
         words,
     ),
-    Configured(
-        "T5", "T5Config", "T5ForConditionalGeneration", {**_T5, "num_layers": 2}, pair
-    ),
+    Configured("T5", "T5Config", "T5ForConditionalGeneration", {**_T5, "num_layers": 2}, pair),
     Configured("BART", "BartConfig", "BartForConditionalGeneration", _both(), pair),
     Configured("Whisper", "WhisperConfig", "WhisperForConditionalGeneration", _WHISPER, sound),
     Configured("ViT", "ViTConfig", "ViTForImageClassification", _vision(), pictures),

@@ -1,4 +1,4 @@
-"""What K-FAC covers of other people's models, and what it costs: `python -m benchmarks.model_gallery`.
+"""What K-FAC covers of other people's models and what it costs: `-m benchmarks.model_gallery`.
 
 Full sizes are made on the meta device, without numbers: the share of the trained parameters that
 have a block, how many blocks there are, why the others have none, and the bytes that the plan

@@ -7,9 +7,9 @@ a block is enough. The step is a trust region in that metric (Pauloski 2022, eq.
     nu = min(1, sqrt(kl_clip / sum_blocks reach^2 |<preconditioned, raw>|)),  reach = lr / (1 - m)
 
 An optimizer with momentum ``m`` goes on along a gradient: ``lr d`` now, ``m lr d`` at the next
-step, ``lr / (1 - m) d`` in all. The paper has ``lr`` alone. While gradients agree, as they do at the
-start of a training, steps are then ``1 / (1 - m)`` times as long as the clip allows: 100 times its
-KL with 0.9, and a network without norm layers explodes. Its bound is ``kl_clip / (1 - m)^2`` here.
+step, ``lr / (1 - m) d`` in all. The paper has ``lr`` alone. While gradients agree, as they do in
+the first steps, weights then move ``1 / (1 - m)`` times as far as the clip allows: 100 times its KL
+with 0.9, and a network without norm layers explodes. Its bound is ``kl_clip / (1 - m)^2`` here.
 
 It is one number for the whole model, so that the clip changes the length of a step and never its
 direction. The learning rate is the optimizer's, which has to be known for that.
@@ -26,8 +26,8 @@ _LEAST = 1e-3  # of 1 - m: nobody means a momentum of 1 to the letter
 
 
 class LearningRates:
-    """How far the optimizer that holds a parameter goes along its gradient, now and by momentum: its
-    learning rate, without momentum; 0 in none."""
+    """How far the optimizer that holds a parameter goes along its gradient, now and by momentum:
+    its learning rate, without momentum; 0 in none."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.optimizers = tuple(optimizers)
@@ -61,8 +61,8 @@ class LearningRates:
 
 
 def _reach(group: Mapping[str, Any]) -> float:
-    """``lr / (1 - m)``, or ``lr (1 - dampening) / (1 - m)`` as `torch.optim.SGD` has it, where the first
-    step is ``lr`` all the same. Adam's first moment is a mean, which goes no further."""
+    """``lr / (1 - m)``, or ``lr (1 - dampening) / (1 - m)`` as `torch.optim.SGD` has it, where the
+    first step is ``lr`` all the same. Adam's first moment is a mean, which goes no further."""
     rate, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
     if not momentum:
         return rate

@@ -229,8 +229,8 @@ def _twin(module: nn.Module) -> Any:
 
 
 def _twins(module: nn.Module) -> Callable[[bool], Any]:
-    """Makes further twins, in training or not, with the numbers of one: a random weight takes longer
-    than a call. Buffers, which a call may change, are their own."""
+    """Makes further twins, in training or not, with the numbers of one: a random weight takes
+    longer than a call. Buffers, which a call may change, are their own."""
     first = _twin(module)
 
     def make(training: bool) -> Any:

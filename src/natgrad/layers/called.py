@@ -247,9 +247,7 @@ def _run(twin: nn.Module, x: Tensor) -> Tensor | None:
     return out if isinstance(out, Tensor) else None
 
 
-def _is_that_of(
-    base: type[nn.Module], twin: Any, x: Tensor, weight: Tensor, out: Tensor
-) -> bool:
+def _is_that_of(base: type[nn.Module], twin: Any, x: Tensor, weight: Tensor, out: Tensor) -> bool:
     """Whether a call does what the base class would do with such an input and weight."""
     twin._parameters["weight"] = weight
     try:

@@ -22,9 +22,7 @@ class Scale(Elementwise[Any]):
         channels: whether features are the second axis of ``[n, c, *space]``, not the last one.
     """
 
-    def __init__(
-        self, name: str, module: nn.Module, parameter: Tensor, *, channels: bool
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, parameter: Tensor, *, channels: bool) -> None:
         super().__init__(name, module)
         self.weight, self.bias = trainable(parameter), None
         self.features, self.channels = parameter.numel(), channels
