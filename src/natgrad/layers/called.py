@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from natgrad.layers.base import Layer, trainable
-from natgrad.layers.registry import NotCovered, first_of_all, views_of_base
+from natgrad.layers.registry import first_of_all, views_of_base
 
 # Where a function has its weight, if it is not given by name.
 WEIGHT_AT: dict[Callable[..., Any], int] = {
@@ -168,41 +168,29 @@ def _scaled_layers(name: str, module: nn.Module, source: str, call: Call) -> lis
 
 
 @first_of_all
-def parametrised(name: str, module: nn.Module) -> "list[Layer[Any]] | str | None":
-    """The layers of a module with torch's weight or spectral normalisation; why another
-    parametrisation has none.
+def parametrised(name: str, module: nn.Module) -> "list[Layer[Any]] | None":
+    """The layers of a module with torch's weight or spectral normalisation; None for any other.
 
     Arguments:
         name: of the module in the model.
         module: any.
     """
-    source = _source(module)
-    if source is None or isinstance(source, NotCovered):
-        return source and str(source)
-    known = views_of_base(type(module))
-    function = None if known is None else FUNCTIONS.get(known[0])
-    if function is None or not isinstance(module, _SCALED):
+    source, known = _source(module), views_of_base(type(module))
+    if source is None or known is None or known[0] not in _SCALED:
         return None
-    return _scaled_layers(name, module, source, Call(function, "scaled"))
+    return _scaled_layers(name, module, source, Call(FUNCTIONS[known[0]], "scaled"))
 
 
-def _source(module: nn.Module) -> str | NotCovered | None:
-    """The path of the parameter whose rows are scaled; why a parametrisation of another kind has
-    none."""
+def _source(module: nn.Module) -> str | None:
+    """The path of the parameter whose rows are scaled, if there is one."""
     lists: Any = getattr(module, "parametrizations", None)
     if isinstance(lists, nn.ModuleDict) and "weight" in lists:
         chain = list(lists["weight"])
         kinds = [type(one).__name__ for one in chain]
-        by_rows = kinds == ["_SpectralNorm"] or (
-            kinds == ["_WeightNorm"] and getattr(chain[0], "dim", None) == 0
-        )
-        if not by_rows:
-            return NotCovered(
-                f"its weight is computed by {' and '.join(kinds)}, and KFAC steps weights "
-                "themselves, or parameters whose rows are scaled"
-            )
-        name = "original1" if kinds[0] == "_WeightNorm" else "original"
-        return f"parametrizations.weight.{name}"
+        if kinds == ["_SpectralNorm"]:
+            return "parametrizations.weight.original"
+        by_rows = kinds == ["_WeightNorm"] and getattr(chain[0], "dim", None) == 0
+        return "parametrizations.weight.original1" if by_rows else None
     for hook in module._forward_pre_hooks.values():  # as torch did it before
         if type(hook).__name__ == "WeightNorm" and getattr(hook, "name", "") == "weight":
             return "weight_v" if getattr(hook, "dim", None) == 0 else None

@@ -138,11 +138,13 @@ def test_norms_of_hugging_face():
 
 
 def test_parametrizations_are_named():
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
-    uncovered = KFAC(model, kl_clip=None).uncovered
+    columns = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4), dim=1)
+    turned = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+    uncovered = KFAC(nn.Sequential(columns, turned), kl_clip=None).uncovered
     assert set(uncovered) == {
         "0.parametrizations.weight.original0",
         "0.parametrizations.weight.original1",
+        "1.parametrizations.weight.original",
     }
     for each in uncovered.values():
         assert each.reason == "a weight is computed from it, and KFAC steps weights themselves"
