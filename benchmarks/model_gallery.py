@@ -26,7 +26,7 @@ import natgrad
 from benchmarks.gallery_models import GalleryModel, gallery
 from benchmarks.timing import average_step, interleave, machine
 from benchmarks.workloads import INTERVALS
-from natgrad.errors import NatgradError, first_line
+from natgrad.errors import first_line
 from natgrad.tables import bytes_text
 
 _BARE = "no layer is registered for "
@@ -176,8 +176,9 @@ def main() -> None:
         try:
             found = covered(entry)
             spent = None if arguments.no_times else cost(entry, arguments.repeats)
-        except NatgradError as error:
-            print(show((entry.name, entry.library, *[""] * 5, first_line(error))), flush=True)
+        except Exception as error:  # of a library that has changed; the others are still shown
+            why = f"{type(error).__name__}: {first_line(error)}"
+            print(show((entry.name, entry.library, *[""] * 5, why)), flush=True)
             continue
         print(show(cells(entry, found, spent)), flush=True)
 

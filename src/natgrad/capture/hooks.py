@@ -113,9 +113,12 @@ class Capture:
             watched.setdefault(use[1].module, []).append(use)
         wanted: list[Registration] = []
         for module, uses in watched.items():
-            if isinstance(uses[0][1], Projection) or uses[0][1].call is not None:
-                watches = FunctionHooks if uses[0][1].call is not None else ProjectionHooks
-                watch = watches(self, uses)
+            watch: FunctionHooks | ProjectionHooks | None = None
+            if uses[0][1].call is not None:
+                watch = FunctionHooks(self, uses)
+            elif isinstance(uses[0][1], Projection):
+                watch = ProjectionHooks(self, uses)
+            if watch is not None:
                 wanted += [
                     (module.register_forward_pre_hook, watch.enter, {"with_kwargs": True}),
                     # Also after an exception, or the mode would stay on for good.

@@ -1,10 +1,13 @@
 """Modules that are watched at the call on their weight: activations, paddings, computed weights."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 import own_modules as own
 from natgrad import KFAC, Diagonal, Kronecker
@@ -210,3 +213,30 @@ def test_a_step_without_an_update_watches_nothing():
         model(torch.randn(4, 3, 2, 2).double()).sum().backward()
         kfac.step()
     assert not module._forward_pre_hooks
+
+
+def test_a_copy_watches_its_own_modules():
+    model = filled(nn.Sequential(own.NormAndActivation(3), own.ScaledStandardizedConv(3, 4, 3)))
+    kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=1, damping=0.1)
+    twin, its = copy.deepcopy((model, kfac))
+    x = torch.randn(6, 3, 5, 5, dtype=torch.float64)
+    for net, preconditioner in ((model, kfac), (twin, its)):
+        F.softplus(net(x)).flatten(1).sum(1).mean().backward()
+        preconditioner.step()
+        assert all(block.ready for block in preconditioner.blocks)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_recomputed_segments_are_counted_once():
+    found = []
+    x = torch.randn(6, 3, 5, 5, dtype=torch.float64)
+    for recomputes in (False, True):
+        model = filled(nn.Sequential(nn.Conv2d(3, 3, 1), own.ScaledStandardizedConv(3, 4, 3)))
+        kfac = KFAC(model, kl_clip=None, update_every=1, refresh_every=1, damping=0.1)
+        out = checkpoint(model, x, use_reentrant=False) if recomputes else model(x)
+        F.softplus(out).flatten(1).sum(1).mean().backward()
+        kfac.step(samples=6)
+        found.append([p.grad for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
