@@ -67,15 +67,15 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer,
     Arguments:
         model: the network, plain or wrapped by DDP, FSDP2 or tensor parallelism.
         optimizer: whose ``step()`` follows, or a list of several that share the model; the KL clip
-            reads their learning rates.
+            reads their learning rates and momenta.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
             number, a function of the step, ``Relative()`` to the curvature itself, or
             ``LevenbergMarquardt()``, which adapts it. None is 0.01, or ``Relative(0.1)`` where the
             scale of the loss is not known.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
-        kl_clip: bound on how far a step may move the predictions; a number, a function of the step,
-            or None for no bound.
+        kl_clip: bound on how far a step may move the predictions, with what the optimizer's
+            momentum adds; a number, a function of the step, or None for no bound.
         update_every: steps between two measurements of the curvature; an int, a function of the
             step, or one for each factor, ``{"A": ..., "G": ...}``.
         refresh_every: steps between two decompositions; as ``update_every``, or ``Drift()``.
@@ -117,7 +117,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer,
         *,
         damping: float | Relative | Schedule | LevenbergMarquardt | None = None,
         factor_decay: float | Schedule = 0.95,
-        kl_clip: float | Schedule | None = 1e-3,
+        kl_clip: float | Schedule | None = 0.01,
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
         refresh_every: Intervals = Doubling(100),  # noqa: B008 (frozen)
         curvature: Fisher | None = None,

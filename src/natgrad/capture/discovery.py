@@ -95,7 +95,11 @@ def discover(
                 layers += experts
             continue
         parent = root.get_submodule(raw_name.rpartition(".")[0])
-        views = [part for layer in views for part in parts_of(layer, choice.split, parent)]
+        views = [
+            part
+            for layer in views
+            for part in (parts_of(layer, choice.split, parent) if layer.call is None else [layer])
+        ]
         for layer in views:
             axis = _axis(name, module, choice)
             layer.axis_given = axis is not None
@@ -195,7 +199,7 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
             )
         embeddings = [layer for layer in group if isinstance(layer, Embedding)]
         if embeddings:
-            heads = [layer for layer in group if isinstance(layer, Linear)]
+            heads = [u for u in group if isinstance(u, Linear) and u.call is None]
             others = [layer for layer in group if layer not in embeddings and layer not in heads]
             ties: list[Layer[Any]] = [_transposed(head) for head in heads]
             group = [*embeddings, *ties, *others]

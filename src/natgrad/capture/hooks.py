@@ -34,6 +34,7 @@ from natgrad.capture.backwards import (
 )
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
+from natgrad.capture.function_hooks import FunctionHooks
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
@@ -111,8 +112,12 @@ class Capture:
             watched.setdefault(use[1].module, []).append(use)
         wanted: list[Registration] = []
         for module, uses in watched.items():
-            if isinstance(uses[0][1], Projection):
+            watch: FunctionHooks | ProjectionHooks | None = None
+            if uses[0][1].call is not None:
+                watch = FunctionHooks(self, uses)
+            elif isinstance(uses[0][1], Projection):
                 watch = ProjectionHooks(self, uses)
+            if watch is not None:
                 wanted += [
                     (module.register_forward_pre_hook, watch.enter, {"with_kwargs": True}),
                     # Also after an exception, or the mode would stay on for good.
