@@ -21,9 +21,8 @@ import numpy as np
 
 from natgrad.placement.amounts import Memory
 from natgrad.placement.bucket_memory import copied, none, summed
-from natgrad.placement.flows import add, places
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
-from natgrad.placement.rank_arrays import Numbers
+from natgrad.placement.rank_arrays import Numbers, add, places
 from natgrad.specs import BlockSpec, Ranks
 
 if TYPE_CHECKING:

@@ -59,6 +59,27 @@ def test_stages_of_the_chosen_one(natgrad):
     assert table["decompositions"][3] == seconds_text(model.times.stages.decompose)
 
 
+def test_some_samples_and_narrow_factors_are_planned_for(natgrad, tmp_path):
+    """An update with a share of the batch has that share of its products, or of 4 ranks with 8
+    samples each one in 32; and factors wider than --max-dim are those of `KFAC(max_dim=)`."""
+    file = tmp_path / "plan.json"
+    backward, averages = {}, {}
+    for options in ((), ("--statistics", "1/4"), ("--statistics", "1"), ("--max-dim", "128")):
+        said = natgrad(*COMMAND, "--short", "--placement", "comm", "--json", str(file), *options)
+        assert said.code == 0, said.err
+        found = json.loads(file.read_text())
+        (one,) = (p for p in found["placements"] if p["name"].startswith("CommOpt()"))
+        backward[options] = one["steps"]["update"]["stages"]["backward"]
+        backward["stale"] = one["steps"]["stale"]["stages"]["backward"]
+        averages[options] = one["memory"]["factors"]
+    whole = backward[()] - backward["stale"]
+    for options, share in ((("--statistics", "1/4"), 1 / 4), (("--statistics", "1"), 1 / 32)):
+        assert backward[options] - backward["stale"] == pytest.approx(share * whole)
+        assert averages[options] == averages[()]
+    narrow = KFAC(network("mlp").without_weights(), kl_clip=None, max_dim=128)
+    assert averages["--max-dim", "128"] == narrow.plan.memory(0).factors < averages[()] / 2
+
+
 def test_numbers_as_json(natgrad, tmp_path):
     file = tmp_path / "plan.json"
     said = natgrad(*COMMAND, "--short", "--json", str(file), "--sweep-ranks", "1,2")

@@ -75,6 +75,7 @@ class Passes:
         *,
         batch: int = 1,
         optimizer_bytes: int = 4,
+        measured: float = 1.0,
     ) -> Workload:
         """What a rank computes besides K-FAC.
 
@@ -83,6 +84,7 @@ class Passes:
             specs: their sizes, as ``kfac.plan.blocks``.
             batch: samples of a rank.
             optimizer_bytes: bytes that the optimizer keeps for each number.
+            measured: samples that the curvature is measured on, as for `Workload`.
         """
         owner = {id(p): block.name for block in blocks for p in block.parameters}
         arrivals = (Arrival(p.numel(), s, owner.get(id(p), "")) for p, s in self.arrivals)
@@ -96,6 +98,7 @@ class Passes:
             self.parameter_bytes,
             optimizer_bytes,
             tuple(arrivals),
+            measured,
         )
 
     def _statistics(self, blocks: Sequence[Block], specs: Sequence[BlockSpec]) -> Iterator[float]:
