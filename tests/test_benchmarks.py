@@ -298,7 +298,8 @@ def test_slow_links_are_predicted_from_fast_ones():
     rate = 1e4
     lines = {one.kind: one for one in slow_links.lines(setting, fast, found, rate, 0.0)}
     plan = found[0].plan["MemOpt()"]
-    times = simulate(plan, Cluster(1e18, rate, slow_links.LATENCY, duplex=0.0))
+    link = Cluster(1e18, rate, slow_links.LATENCY, duplex=0.0, exchanged_sums=True)
+    times = simulate(plan, link)
     added = {"stale": max(times.apply)}
     added["update"] = added["stale"] + max(times.update)
     added["both"] = added["update"] + max(times.refresh)

@@ -1,5 +1,6 @@
 """Words of the command line, and the objects that they stand for."""
 
+from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, TypeVar
@@ -166,6 +167,17 @@ def rank_counts(text: str) -> tuple[int, ...]:
             "as in 1,4,16,64."
         )
     return counts
+
+
+def in_two_levels(machines: Cluster, name: str) -> Cluster:
+    """The cluster with even slices that go inside of nodes first."""
+    if machines.node == 1:
+        nodes = [one.name for one in CLUSTERS.values() if one.node > 1]
+        raise SettingError(
+            f"--two-levels is given but --cluster {name} has one rank in a node: leave it out, or "
+            f"name one of {', '.join(nodes)}."
+        )
+    return replace(machines, two_levels=True)
 
 
 def cluster(text: str) -> tuple[Cluster, CostModel]:

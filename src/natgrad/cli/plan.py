@@ -46,6 +46,10 @@ def plan(
             show_default=False,
         ),
     ] = "default",
+    two_levels: Annotated[
+        bool,
+        typer.Option("--two-levels", help="Even slices go inside of nodes, then between them."),
+    ] = False,
     calibrate: Annotated[
         Path | None,
         typer.Option(
@@ -109,6 +113,8 @@ def plan(
         return
     network, ranks = options.needed(network, "--network"), options.needed(ranks, "--ranks")
     machines, cost = options.cluster(cluster)
+    if two_levels:
+        machines = options.in_two_levels(machines, cluster)
     machines.check_ranks(ranks)
     counts = None if sweep_ranks is None else options.rank_counts(sweep_ranks)
     if draw_sweep is not None and counts is None:

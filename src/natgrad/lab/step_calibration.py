@@ -8,7 +8,7 @@ starts are everything, and on one large layer with diagonal curvature, which has
 that updates and one that does not take turns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 import torch
@@ -28,10 +28,28 @@ _WIDTHS = (8, 9, 10, 11)  # of small layers: as many stacks, as networks have se
 Timed = Callable[[Callable[[], object]], float]
 
 
+class Beside(nn.Module):
+    """Linear layers without biases, all with the same input ``[n, cols] -> [n, sum of rows]``.
+
+    Arguments:
+        cols: columns of all layers.
+        rows: of each.
+    """
+
+    def __init__(self, cols: int, rows: Sequence[int]) -> None:
+        super().__init__()
+        self.cols = cols
+        self.layers = nn.ModuleList(nn.Linear(cols, each, bias=False) for each in rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs of all layers one behind the other."""
+        return torch.cat([layer(x) for layer in self.layers], 1)
+
+
 class Stepped:
     """A network that steps, once with an update and once without, and so on."""
 
-    def __init__(self, model: nn.Sequential, structure: StructureOf, device: torch.device) -> None:
+    def __init__(self, model: Beside, structure: StructureOf, device: torch.device) -> None:
         self.model = model.to(device)
         self.kfac = KFAC(
             self.model,
@@ -41,8 +59,7 @@ class Stepped:
             refresh_every=lambda step: 1 if step == 0 else _NEVER,
             distributed=Distributed(group=Alone()),
         )
-        first = next(model.parameters())
-        self.inputs = torch.randn(_SAMPLES, first.shape[1], device=device)
+        self.inputs = torch.randn(_SAMPLES, model.cols, device=device)
         for _ in range(2):  # the first ones allocate and decompose
             self.prepare()
             self.kfac.step()
@@ -54,10 +71,7 @@ class Stepped:
     def prepare(self) -> None:
         """All that comes before a step."""
         self.model.zero_grad()
-        found: Tensor = torch.zeros((), device=self.inputs.device)
-        for layer in self.model:  # each by itself: what they give each other does not matter
-            found = found + layer(self.inputs[:, : layer.weight.shape[1]]).square().mean()
-        found.backward()
+        self.model(self.inputs).square().mean().backward()
 
     def seconds(self, timed: Timed, rounds: int) -> tuple[float, float]:
         """Of a step that updates and of one that does not, the least of some each.
@@ -86,19 +100,16 @@ def passing(
         cost: seconds of products, as measured.
         device: where everything is computed.
     """
-    sizes = [_WIDTHS[index % len(_WIDTHS)] for index in range(layers)]
-    small = Stepped(
-        nn.Sequential(*(nn.Linear(max(_WIDTHS), size, bias=False) for size in sizes)), None, device
-    )
-    large = Stepped(nn.Sequential(nn.Linear(width, width, bias=False)), Diagonal(), device)
+    rows = [_WIDTHS[index % len(_WIDTHS)] for index in range(layers)]
+    small = Stepped(Beside(max(_WIDTHS), rows), None, device)
+    large = Stepped(Beside(width, [width]), Diagonal(), device)
     update, apply = small.seconds(timed, rounds)
     products = sum(map(cost.precondition, small.blocks)) / cost.flops
     factors = sum(len(block.factors) for block in small.blocks)
     starts = [max(0.0, apply - products) / layers, max(0.0, update - apply) / factors]
     update, apply = large.seconds(timed, rounds)
-    spent = (apply, update - apply)
-    found = (
+    carried, folded = (
         Passing(start, max(0.0, seconds - start) / width**2)
-        for start, seconds in zip(starts, spent, strict=True)
+        for start, seconds in zip(starts, (apply, update - apply), strict=True)
     )
-    return next(found), next(found)
+    return carried, folded

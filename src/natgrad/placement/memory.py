@@ -195,8 +195,12 @@ def _workspace(plan: Plan) -> Numbers:
             for rank in plan.decomposers[block.name, name]:
                 here.setdefault(rank, []).append(name)
         large = max((spec.dim for _, spec in block.factors), default=0) > _LARGE
-        for rank, names in here.items():
-            needs.setdefault(rank, []).append((_decomposed(plan, block, names), large))
+        sizes: dict[tuple[str, ...], int] = {}  # ranks that share a factor out do the same
+        for rank, some in here.items():
+            names = tuple(some)
+            if names not in sizes:
+                sizes[names] = _decomposed(plan, block, names)
+            needs.setdefault(rank, []).append((sizes[names], large))
     found = none(plan)
     for rank, own in needs.items():
         small = sorted((size for size, large in own if not large), reverse=True)

@@ -1,6 +1,7 @@
 """`natgrad plan` prices whole training steps of the model that it names."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -162,7 +163,35 @@ class TestRecommendation:
         assert said.endswith("so use --layout fsdp or a smaller --sample.")
 
 
+def test_two_levels(natgrad):
+    """Fewer hops of the rings around 256 GPUs."""
+    command = ("plan", "--network", "resnet20", "--ranks", "256", "--placement", "mem", "--short")
+    found = {}
+    for options in ((), ("--two-levels",)):
+        said = natgrad(*command, "--cluster", "v100-112x4", *options)
+        assert said.code == 0, said.err
+        (found[options],) = (
+            cells[0]
+            for name, cells in rows(said.out, "Placements of resnet20").items()
+            if name.startswith("MemOpt()")
+        )
+    ours = compared("resnet20", 256, 32)
+    for options, two_levels in (((), False), (("--two-levels",), True)):
+        cluster = replace(ours.cluster, two_levels=two_levels)
+        plan = MemOpt(cluster=cluster)(ours.blocks, ours.world)
+        assert found[options] == seconds_text(simulate(plan, cluster).step_seconds(10, 100))
+    assert found[()] != found["--two-levels",]
+
+
 class TestErrors:
+    def test_two_levels_of_one(self, natgrad):
+        said = natgrad(*COMMAND[:5], "--two-levels")
+        assert said.code == 2
+        assert said.err.rstrip() == (
+            "natgrad: --two-levels is given but --cluster default has one rank in a node: leave it "
+            "out, or name one of v100-1088x4, v100-112x4, a100-24x8, h100x8."
+        )
+
     def test_more_ranks_than_there_are(self, natgrad):
         said = natgrad(*COMMAND[:4], "449", *COMMAND[5:])
         assert said.code == 2
