@@ -29,7 +29,8 @@ Timed = Callable[[Callable[[], object]], float]
 
 
 class Beside(nn.Module):
-    """Linear layers without biases, all with the same input ``[n, cols] -> [n, sum of rows]``.
+    """Linear layers without biases, ``[n, cols] -> [n, sum of rows]``, each with a copy of the
+    input, as what layers share is counted once.
 
     Arguments:
         cols: columns of all layers.
@@ -43,7 +44,7 @@ class Beside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all layers one behind the other."""
-        return torch.cat([layer(x) for layer in self.layers], 1)
+        return torch.cat([layer(x.clone()) for layer in self.layers], 1)
 
 
 class Stepped:

@@ -19,16 +19,18 @@ what it sends and what it receives, whichever is more, where its link carries bo
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, log2
+from typing import TypeVar
 
 import numpy as np
 
 from natgrad.checks import Range, check_numbers, check_positive_fields, check_whole_fields
 from natgrad.errors import SettingError
 from natgrad.placement.collectives import Flows
-from natgrad.placement.rank_arrays import Costs
+from natgrad.placement.rank_arrays import Costs, Numbers
 from natgrad.specs import Routine
 
 _SHARE = Range(low=0, high=1)
+AnyNumbers = TypeVar("AnyNumbers", Numbers, Costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,8 @@ class Cluster:
             flows: bytes by rank.
         """
         ranks = len(flows.sent)
-        busy = self._busy(flows)
+        both = self.duplex < 1  # whole numbers need not become others
+        busy = self._busy(flows) if both else np.maximum(flows.sent, flows.received)
         most = float(busy.max())
         if ranks == 1 or not most:
             return 0.0
@@ -270,10 +273,10 @@ class Cluster:
         leaving = (ranks - min(self.node, ranks)) / (ranks - 1)
         return leaving, 1 - leaving
 
-    def _by_node(self, busy: Costs) -> Costs:
+    def _by_node(self, busy: AnyNumbers) -> AnyNumbers:
         """Bytes of all ranks of a node, which share its link, node by node."""
         node = min(self.node, len(busy))
-        found: Costs
+        found: AnyNumbers
         if len(busy) % node:
             found = np.add.reduceat(busy, np.arange(0, len(busy), node))
         else:

@@ -78,7 +78,8 @@ def test_some_samples_and_narrow_factors_are_planned_for(natgrad, tmp_path):
         assert backward[options] - backward["stale"] == pytest.approx(share * whole)
         assert averages[options] == averages[()]
     narrow = KFAC(network("mlp").without_weights(), kl_clip=None, max_dim=128)
-    assert averages["--max-dim", "128"] == narrow.plan.memory(0).factors < averages[()] / 2
+    plan = CommOpt(cluster=CLUSTERS["v100-112x4"])(*spread(narrow, 4, Layout.DDP))
+    assert averages["--max-dim", "128"] == plan.fullest().factors < averages[()] / 2
 
 
 def test_numbers_as_json(natgrad, tmp_path):
