@@ -19,18 +19,18 @@ what it sends and what it receives, whichever is more, where its link carries bo
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, log2
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from natgrad.checks import Range, check_numbers, check_positive_fields, check_whole_fields
 from natgrad.errors import SettingError
 from natgrad.placement.collectives import Flows
-from natgrad.placement.rank_arrays import Costs, Numbers
+from natgrad.placement.rank_arrays import Costs
 from natgrad.specs import Routine
 
 _SHARE = Range(low=0, high=1)
-AnyNumbers = TypeVar("AnyNumbers", Numbers, Costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +249,9 @@ class Cluster:
             flows: bytes by rank.
         """
         ranks = len(flows.sent)
-        both = self.duplex < 1  # whole numbers need not become others
-        busy = self._busy(flows) if both else np.maximum(flows.sent, flows.received)
+        busy: NDArray[Any] = np.maximum(flows.sent, flows.received)  # whole numbers, if they can be
+        if self.duplex < 1:
+            busy = self._busy(flows)
         most = float(busy.max())
         if ranks == 1 or not most:
             return 0.0
@@ -273,10 +274,10 @@ class Cluster:
         leaving = (ranks - min(self.node, ranks)) / (ranks - 1)
         return leaving, 1 - leaving
 
-    def _by_node(self, busy: AnyNumbers) -> AnyNumbers:
+    def _by_node(self, busy: NDArray[Any]) -> NDArray[Any]:
         """Bytes of all ranks of a node, which share its link, node by node."""
         node = min(self.node, len(busy))
-        found: AnyNumbers
+        found: NDArray[Any]
         if len(busy) % node:
             found = np.add.reduceat(busy, np.arange(0, len(busy), node))
         else:

@@ -1,6 +1,7 @@
 """`natgrad plan` prices whole training steps of the model that it names."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -234,6 +235,33 @@ def test_planned_networks(name, parameters):
     found = passes(model, planned.sample)
     assert found.parameters == parameters
     assert 1.8 < found.backward / found.forward < 2.3
+
+
+def test_mask_rcnn_is_planned_without_its_training_step(natgrad, tmp_path):
+    """Its shapes depend on the data: K-FAC is planned, and whoever wants more is told."""
+    pytest.importorskip("torchvision")
+    command = ("plan", "--network", "mask-rcnn", "--ranks", "8", "--short")
+    said = natgrad(*command)
+    assert said.code == 0, said.err
+    assert "Placements of mask-rcnn on 8 ranks" in said.out
+    assert "training step" not in said.out
+    said = natgrad(*command, "--json", str(tmp_path / "x.json"))
+    assert said.code == 2
+    assert said.err.startswith("natgrad: Network 'mask-rcnn' does not say what its inputs are")
+    said = natgrad(*command, "--sample", "3,64,64")
+    assert said.code == 2
+    assert "cannot be counted without numbers (" in said.err
+    assert "if shapes depend on the data, leave it out and plan K-FAC alone." in said.err
+
+
+def test_mask_rcnn_without_torchvision(natgrad, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    said = natgrad("plan", "--network", "mask-rcnn", "--ranks", "8")
+    assert said.code == 2
+    assert said.err.rstrip() == (
+        "natgrad: Mask R-CNN needs torchvision, which is not installed: pip install "
+        "'natgrad[vision]'."
+    )
 
 
 def test_bert_large():
