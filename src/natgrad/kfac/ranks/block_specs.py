@@ -110,12 +110,15 @@ def spec_of(
 
 def _applied(block: Block, motion: Motion) -> AppliedRoom:
     """As the decomposed block says, made of parts without numbers; where a geometry whitens, the
-    roots of its factors, and what a polar factor is made of."""
+    roots of its factors, and what a polar factor is made of: products, or on CPUs the eigenvectors
+    of its smaller Gram matrix."""
     numel = prod(block.shape)
     if motion.geometry.function(0.0) is None:
         dims = [block.forms[name].spec for name in block.decomposes]
         roots = sum(s.batch * (s.dim if s.diagonal else s.dim**2) for s in dims)
-        return AppliedRoom(prepared=roots, scratch=numel, passing=4 * numel)
+        groups, *sides = block.shape
+        gram = groups * min(sides) ** 2
+        return AppliedRoom(prepared=roots, scratch=numel, passing=max(4 * numel, 6 * gram))
     names = (*block.decomposes, *block.structure.in_basis)
     parts = {
         name: tuple(torch.empty(shape, device="meta") for shape in block.part_shapes(name))
