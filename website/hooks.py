@@ -148,7 +148,7 @@ def source(path: str) -> str:
         return "\n".join([f"# {path}/", "", "| | |", "|---|---|", *rows, ""])
     language = {".py": "python", ".toml": "toml", ".json": "json"}.get(file.suffix, "text")
     text = file.read_text(encoding="utf-8")
-    mark = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", text)), 3)
+    mark = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"# {path}\n\n{mark}{language}\n{text}\n{mark}\n"
 
 

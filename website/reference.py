@@ -40,15 +40,17 @@ ROOMS = (
     "natgrad.lab.train",
 )
 
+Node = ast.Module | ast.ClassDef | ast.FunctionDef
+
 
 @cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 
 
-def first_sentence(node: ast.AST) -> str:
+def first_sentence(node: Node) -> str:
     """Of a docstring, on one line, fit for a cell of a table."""
-    said = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")  # type: ignore[arg-type]
+    said = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
     said = re.sub(r"(?<=\.) .*", "", said).rstrip(":")
     return said.replace("|", "\\|")
 
@@ -79,7 +81,7 @@ def _file(module: str) -> Path:
 
 
 @cache
-def defined(module: str, name: str) -> tuple[str, ast.AST] | None:
+def defined(module: str, name: str) -> tuple[str, Node] | None:
     """The full name under which something is defined, and where: through imports, if need be."""
     for node in ast.walk(parsed(_file(module))):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
