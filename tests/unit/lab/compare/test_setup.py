@@ -211,5 +211,6 @@ def test_what_may_change():
 def test_other_defaults_of_kfac_are_nothing_to_those_without_it():
     without, now = made.setup("sgd", "adamw"), made.task(kl_clip=0.5)
     check_same(without, replace(without, task=now), "here")
+    both = made.setup("sgd", "kfac")
     with pytest.raises(SettingError, match=r"kl_clip is 0\.5 but the comparison in here has"):
-        check_same(BEFORE, replace(BEFORE, task=now), "here")
+        check_same(both, replace(both, task=now), "here")
