@@ -1,4 +1,4 @@
-"""The documentation as a site: built without a warning, whole without network, read in a browser."""
+"""The documentation as a site: built without a warning, whole without network, and in a browser."""
 
 import functools
 import inspect
@@ -104,7 +104,9 @@ def test_the_reference_has_every_name_and_argument(site, pages):
         assert anchor in pages[site / "api" / file].ids, name
     text = (site / "api" / "training.html").read_text(encoding="utf-8")
     own = text[text.index('id="natgrad.KFAC"') : text.index('id="natgrad.KFAC.')]
-    rows = re.findall(r'<tr class="doc-section-item">\s*<td>\s*<code>(\w+)</code>(.*?)</tr>', own, re.S)
+    rows = re.findall(
+        r'<tr class="doc-section-item">\s*<td>\s*<code>(\w+)</code>(.*?)</tr>', own, re.S
+    )
     explained = {name: re.sub(r"<[^>]+>", "", rest) for name, rest in rows}
     parameters = inspect.signature(natgrad.KFAC).parameters
     assert list(explained) == list(parameters)
@@ -215,7 +217,9 @@ def test_links_of_the_repository_become_links_of_the_site(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "website"))
     import hooks
 
-    text = "[a](../src/natgrad/tables.py) [b](scale.md#a-and-g) [c](../README.md) [d](https://x.org)"
+    text = (
+        "[a](../src/natgrad/tables.py) [b](scale.md#a-and-g) [c](../README.md) [d](https://x.org)"
+    )
     assert hooks.relinked(text, "docs/data.md") == (
         "[a](source/src/natgrad/tables.py.md) [b](scale.md#a-and-g) [c](index.md) [d](https://x.org)"
     )
