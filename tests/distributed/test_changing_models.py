@@ -1,7 +1,6 @@
 """Models of several ranks that change while they are trained: blocks follow, ranks stay alike."""
 
 import warnings
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -99,7 +98,7 @@ def samples(index: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def unfrozen(
-    layout: str, placement: object, ranks: int, *, muon: bool, head: bool
+    layout: str, placement: object, ranks: int, muon: bool, head: bool
 ) -> tuple[dict[str, Tensor], list[str], list[str]]:
     """Weights after a training in which layers join from the last to the first, and perhaps a new
     ``head`` comes. All that between updates, so that one process does not notice it earlier."""
@@ -156,9 +155,9 @@ def unfrozen(
     ],
 )
 def test_unfreezing_on_ranks_is_unfreezing_in_one_process(world, layout, placement, ranks, muon):
-    how = {"muon": muon, "head": layout == "plain"}  # which DDP and FSDP would not know
-    results = world.run(partial(unfrozen, layout, placement, ranks, **how), ranks=ranks)
-    expected, plans, _ = unfrozen("alone", None, ranks, **how)
+    head = layout == "plain"  # which DDP and FSDP would not know
+    results = world.run(unfrozen, layout, placement, ranks, muon, head, ranks=ranks)
+    expected, plans, _ = unfrozen("alone", None, ranks, muon, head)
     assert len(set(plans)) == 4
     for weights, its, said in results:
         assert its == results[0][1]
