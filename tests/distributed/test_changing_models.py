@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from natgrad import KFAC, CommOpt, Distributed, Hybrid, MemOpt, NaturalMuon
+from natgrad import KFAC, CommOpt, Distributed, MemOpt, NaturalMuon
 from natgrad.errors import SettingError
 
 
@@ -149,7 +149,7 @@ def unfrozen(
     [
         ("plain", MemOpt(), 2, False),
         ("plain", CommOpt(), 2, True),
-        ("ddp", Hybrid(0.5), 3, False),
+        ("ddp", MemOpt(), 3, False),
         ("ddp", MemOpt(), 2, True),
         ("fsdp", None, 2, False),
     ],
