@@ -120,13 +120,16 @@ def _simulated(plan: Plan, cluster: Cluster, cost: CostModel) -> Timeline:
     plan.remember(flows)  # who asks for bytes next need not count them again
     ends = [float(now.max()) for now in (reduced, gathered, ready, returned)]
     refreshed = float(decomposed.max())
+    gather, products, give_back = (end - begin for begin, end in pairwise(ends))
     stages = Stages(
         float(come.max()),
         refreshed,
         float(shared.max()) - refreshed,
         ends[0],
-        *(end - begin for begin, end in pairwise(ends)),
-        fold=float(folded.max()),
+        gather,
+        products,
+        give_back,
+        float(folded.max()),
     )
     seconds = [tuple(now.tolist()) for now in (update, shared, returned)]
     return Timeline(seconds[0], seconds[1], seconds[2], plan.most_memory, stages)
