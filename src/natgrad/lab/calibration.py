@@ -224,7 +224,7 @@ def calibrate(
         Routine.PRODUCT.operations(size) / first
         for size, first in zip(best.sizes, best.first, strict=True)
     )
-    cost = MeasuredCost(flops, **tables)
+    cost = MeasuredCost(flops, best, tables["eigen"], tables["cholesky"])
     carried, folded = passing(timer, settings.rounds, settings.layers, settings.width, cost, device)
     return MeasuredCluster(
         fit_links(collectives, flops) if collectives else Cluster(flops),
