@@ -92,7 +92,10 @@ def blocks(steps: Sequence[int] = (0, 200)) -> str:
     in Frobenius norm, traces, and the cosine between the two preconditioned gradients in the metric
     of the block. After some steps of Adam."""
     race, this = example("pinn_race"), example("pinn_poisson").TASK
-    lines = ["| steps | layer | product | error | trace | cosine |", "|---:|---|---|---:|---:|---:|"]
+    lines = [
+        "| steps | layer | product | error | trace | cosine |",
+        "|---:|---|---|---:|---:|---:|",
+    ]
     torch.set_default_dtype(torch.float64)
     for count in steps:
         torch.manual_seed(0)
@@ -116,7 +119,10 @@ def blocks(steps: Sequence[int] = (0, 200)) -> str:
             }
             for name, block in products.items():
                 error = float((block - right).norm() / right.norm())
-                share, cosine = float(block.trace() / right.trace()), _cosine(block, right, gradient)
+                share, cosine = (
+                    float(block.trace() / right.trace()),
+                    _cosine(block, right, gradient),
+                )
                 lines.append(
                     f"| {count} | {layer} | {name} | {error:.2f} | {share:.2f} | {cosine:.2f} |"
                 )

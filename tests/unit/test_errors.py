@@ -382,8 +382,8 @@ class TestCoverage:
     def test_sharing(self):
         says(
             SettingError,
-            "Kronecker.sharing is 'both' but must be 'expand', 'reduce' or 'traces'; leave it out for "
-            "'expand'.",
+            "Kronecker.sharing is 'both' but must be 'expand', 'reduce' or 'traces'; leave it out "
+            "for 'expand'.",
             lambda: natgrad.Kronecker(sharing="both"),
         )
 

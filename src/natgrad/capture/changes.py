@@ -79,8 +79,8 @@ class ModelChanges:
             raise CoverageError(
                 f"No block of KFAC belongs to {type(self.root).__name__} as it is now (parameters "
                 f"were {self.blocks[0].lost}): {_ANEW}, after load_state_dict(assign=True) or "
-                "whatever else has replaced them; inside of 'with kfac.unwatched():' a model may be "
-                "called with other weights."
+                "whatever else has replaced them; inside of 'with kfac.unwatched():' a model may "
+                "be called with other weights."
             )
         new = [
             name

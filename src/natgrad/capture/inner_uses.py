@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from natgrad.capture.tensor_hooks import Use
 
 _UNWATCHED = (
-    "or compute that part of the loss inside of 'with kfac.unwatched():', which leaves it out of the "
-    "curvature."
+    "or compute that part of the loss inside of 'with kfac.unwatched():', which leaves it out of "
+    "the curvature."
 )
 _BY_LAYER = (
     "The loss depends on gradients that go through {layer} (create_graph=True), and KFAC can count "
@@ -44,8 +44,8 @@ _BY_STRUCTURE = (
     "curvature=natgrad.curvature.GaussNewton() if the loss is one of squared residuals; "
 ) + _UNWATCHED
 _BY_PARAMETER = (
-    "The loss depends on gradients of the parameters of {layer} (create_graph=True, as in MAML or a "
-    "penalty on their norm), which are sums over samples, so that no sample has a gradient of its "
+    "The loss depends on gradients of the parameters of {layer} (create_graph=True, as in MAML or "
+    "a penalty on their norm), which are sums over samples, so that no sample has a gradient of its "
     "own: take a gradient of first order there, "
 ) + _UNWATCHED
 _BY_TRANSFORM = (

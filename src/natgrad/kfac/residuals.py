@@ -40,8 +40,8 @@ class Residuals(Observing):
         nothing on all others.
 
         Arguments:
-            residuals: ``[n, …]`` of ``n`` points, with their graph. Each is a term of the loss, with
-                points of its own, and depends on one point of each forward pass.
+            residuals: ``[n, …]`` of ``n`` points, with their graph. Each is a term of the loss,
+                with points of its own, and depends on one point of each forward pass.
             weights: of the terms; None is 1 for each.
         """
         if not self.curvature.of_residuals:
@@ -177,7 +177,7 @@ def finding_of(*found: Any, enabled: bool) -> LossFinding:
         if capture.chooser is not None:
             raise SettingError(
                 "statistics= takes some samples of each forward pass, but GaussNewton() looks at "
-                "residuals, which may be of several: leave it out, or give residuals() some of them."
+                "residuals, which may be of several: leave it out, or give residuals() fewer points."
             )
         return ResidualScale(*found, enabled=False)
     return LossFinding(*found, enabled=enabled)
@@ -185,7 +185,9 @@ def finding_of(*found: Any, enabled: bool) -> LossFinding:
 
 def _checked(residuals: Sequence[Any], weights: Sequence[Any] | None) -> list[float]:
     if not residuals:
-        raise SettingError("residuals() got no residual: pass one tensor for each term of the loss.")
+        raise SettingError(
+            "residuals() got no residual: pass one tensor for each term of the loss."
+        )
     for r in residuals:
         if not isinstance(r, Tensor) or not r.is_floating_point() or not r.ndim or not r.numel():
             what = f"a tensor of shape {list(r.shape)}" if isinstance(r, Tensor) else repr(r)

@@ -5,8 +5,7 @@
     z = W v         the backward pass of that one
 
 The gradient of a sample is ``(dL/dy) (a, 1)^T + q (dL/dp, 0)^T + (dL/dz) (v, 0)^T + ...``: further
-positions of the same matrix, without the bias, and for ``p`` with input and gradient in each other's
-place.
+positions of the same matrix, without the bias; for ``p`` input and gradient have changed places.
 """
 
 from collections.abc import Iterator

@@ -152,7 +152,7 @@ class TestRefused:
         (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
         second.square().mean().backward()
-        with pytest.raises(CaptureError, match="gradients that go through (Conv2d|Linear)"):
+        with pytest.raises(CaptureError, match=r"gradients that go through (Conv2d|Linear)"):
             kfac.step()
 
     @pytest.mark.parametrize("structure", [None, Kronecker(sharing="traces")], ids=str)

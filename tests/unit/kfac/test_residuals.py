@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
 
-from natgrad import EKFAC, KFAC, Diagonal, Full, Kronecker, SumLoss, UnitWise
+from natgrad import EKFAC, KFAC, Diagonal, Full, SumLoss, UnitWise
 from natgrad.curvature import GaussNewton
 from natgrad.errors import CaptureError, SettingError
 
@@ -95,7 +95,9 @@ def of_layer(rows, name):
 
 def expected(name, *terms):
     """``[n, rows, cols]`` with ``sum_n vec vec^T`` the block; ``terms``: weight and Jacobian."""
-    return torch.cat([(2 * w / len(rows)) ** 0.5 * rows for w, j in terms for rows in [of_layer(j, name)]])
+    return torch.cat(
+        [(2 * w / len(rows)) ** 0.5 * rows for w, j in terms for rows in [of_layer(j, name)]]
+    )
 
 
 def square(rows):
@@ -160,7 +162,9 @@ class TestBlocks:
             same(found, torch.kron(g, a) / a.trace(), 1e-10)
             same(found.trace(), square(rows).trace(), 1e-10)
 
-    @pytest.mark.parametrize("structure", [UnitWise(), Diagonal(), EKFAC(sharing="traces")], ids=repr)
+    @pytest.mark.parametrize(
+        "structure", [UnitWise(), Diagonal(), EKFAC(sharing="traces")], ids=repr
+    )
     def test_other_structures_keep_their_part(self, structure):
         model, inside = network(1), points(6, 1)
         kfac = preconditioner(model, structure, factor_decay=0.0)
@@ -230,9 +234,10 @@ class TestTerms:
         some = {name: rows[2:5] for name, rows in value.items()}
         z = x.clone().requires_grad_()
         u = model(z)
-        first = -laplacian(u, z) + u[:, 0] * torch.autograd.grad(
-            u, z, torch.ones_like(u), create_graph=True
-        )[0][:, 0]
+        first = (
+            -laplacian(u, z)
+            + u[:, 0] * torch.autograd.grad(u, z, torch.ones_like(u), create_graph=True)[0][:, 0]
+        )
         kfac.residuals(torch.stack([first, 2 * u[:, 0]], 1), u[2:5]).backward()
         kfac.step()
         for name, found in blocks(kfac).items():
@@ -293,10 +298,22 @@ def says(kind, sentence, call, *args, **kwargs):
 class TestErrors:
     def test_what_residuals_are(self):
         kfac = preconditioner(network(2))
-        needs = "but needs floating-point tensors [points, ...] that are not empty: pass what is squared, before its mean is taken."
-        says(SettingError, f"residuals() got a tensor of shape [] {needs}", kfac.residuals, torch.tensor(1.0))
+        needs = (
+            "but needs floating-point tensors [points, ...] that are not empty: pass what is "
+            "squared, before its mean is taken."
+        )
+        says(
+            SettingError,
+            f"residuals() got a tensor of shape [] {needs}",
+            kfac.residuals,
+            torch.tensor(1.0),
+        )
         says(SettingError, f"residuals() got 'r' {needs}", kfac.residuals, "r")
-        says(SettingError, "residuals() got no residual: pass one tensor for each term of the loss.", kfac.residuals)
+        says(
+            SettingError,
+            "residuals() got no residual: pass one tensor for each term of the loss.",
+            kfac.residuals,
+        )
         says(
             SettingError,
             "residuals() got 2 weights for 1 residuals: pass one for each.",
@@ -319,7 +336,8 @@ class TestErrors:
         kfac = preconditioner(network(2))
         says(
             SettingError,
-            "observe() shows outputs, but GaussNewton() looks at residuals: call kfac.residuals(...).",
+            "observe() shows outputs, but GaussNewton() looks at residuals: call "
+            "kfac.residuals(...).",
             kfac.observe,
             torch.ones(3),
         )
@@ -327,7 +345,9 @@ class TestErrors:
             preconditioner(network(2), loss=SumLoss())
         with pytest.raises(SettingError, match=r"statistics= takes some samples.*leave it out"):
             preconditioner(network(2), statistics=0.5)
-        with pytest.raises(SettingError, match="sharing is 'reduce' but must be 'expand' or 'traces'"):
+        with pytest.raises(
+            SettingError, match="sharing is 'reduce' but must be 'expand' or 'traces'"
+        ):
             EKFAC(sharing="reduce")
 
     def test_residuals_that_were_not_given(self):
@@ -353,7 +373,9 @@ class TestErrors:
         kfac = preconditioner(model)
         u = model(points(6, 2))[:, 0]
         for r in (torch.cat([u, 2 * u]), u[:3] - u[3:]):
-            with pytest.raises(CaptureError, match=r"A residual of \d+ points depends on 6 samples"):
+            with pytest.raises(
+                CaptureError, match=r"A residual of \d+ points depends on 6 samples"
+            ):
                 kfac.residuals(r)
         v = model(points(3, 2))[:, 0]
         with pytest.raises(CaptureError, match="forward passes with 3 and 6 samples"):
