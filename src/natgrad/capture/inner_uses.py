@@ -36,7 +36,8 @@ _UNWATCHED = (
 )
 _BY_LAYER = (
     "The loss depends on gradients that go through {layer} (create_graph=True), and KFAC can count "
-    "those of nn.Linear alone: leave the layer out with exclude=[{name!r}], "
+    "those of nn.Linear with a plain weight alone (not sharded): leave the layer out with "
+    "exclude=[{name!r}], "
 ) + _UNWATCHED
 _BY_STRUCTURE = (
     "The loss depends on gradients that go through {layer} (create_graph=True), for which "
@@ -45,8 +46,8 @@ _BY_STRUCTURE = (
 ) + _UNWATCHED
 _BY_PARAMETER = (
     "The loss depends on gradients of the parameters of {layer} (create_graph=True, as in MAML or "
-    "a penalty on their norm), which are sums over samples, so that no sample has a gradient of its "
-    "own: take a gradient of first order there, "
+    "a penalty on their norm), which are sums over samples, so that no sample has a gradient of "
+    "its own: take a gradient of first order there, "
 ) + _UNWATCHED
 _BY_TRANSFORM = (
     "The loss depends on {layer} through torch.func or forward-mode derivatives (vmap, grad, jvp, "

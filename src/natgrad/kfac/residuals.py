@@ -177,7 +177,7 @@ def finding_of(*found: Any, enabled: bool) -> LossFinding:
         if capture.chooser is not None:
             raise SettingError(
                 "statistics= takes some samples of each forward pass, but GaussNewton() looks at "
-                "residuals, which may be of several: leave it out, or give residuals() fewer points."
+                "residuals, which may be of several: leave it out, or show residuals() fewer."
             )
         return ResidualScale(*found, enabled=False)
     return LossFinding(*found, enabled=enabled)

@@ -7,8 +7,8 @@ marginals of a joint distribution; ``tr A = tr G = tr F``. Their product is one 
 iteration from the identity towards the nearest Kronecker product (Morwani et al. 2024).
 
 Whole gradients of samples enter, ``dW_n = sum_s g[s] a[s]^T``, and nothing depends on how such a
-sum is written. `Kronecker`'s other ways take the terms for like each other, which terms of a gradient
-inside of a loss are not: there inputs and gradients change places.
+sum is written. `Kronecker`'s other ways take its terms for alike, which those of a gradient inside
+of a loss are not: there inputs and gradients change places.
 
 With ``K = (g[s] . g[t])`` of one sample, ``dW^T dW = a^T K a``: no ``dW`` is written out unless it
 has fewer rows than terms.

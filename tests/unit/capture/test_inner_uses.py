@@ -135,8 +135,8 @@ class TestRefused:
         model = images()
         self.says(
             "The loss depends on gradients that go through Conv2d '0' (create_graph=True), and "
-            "KFAC can count those of nn.Linear alone: leave the layer out with exclude=['0'], "
-            + self.UNWATCHED,
+            "KFAC can count those of nn.Linear with a plain weight alone (not sharded): leave the "
+            "layer out with exclude=['0'], " + self.UNWATCHED,
             preconditioner(model, structure=Kronecker(sharing="traces")),
             penalty(model, data(4, 1, 4, 4)).mean(),
         )
