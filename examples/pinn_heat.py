@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from application import told
 from pinn_race import Settings, Task, derivative, network, race
 
-BEST: Settings = {"K-FAC": (0.3, 1e-3), "Adam": (1e-2, 0.999), "LBFGS": (1.0, 100)}
+BEST: Settings = {"K-FAC": (0.1, 1e-3), "Adam": (1e-2, 0.999), "LBFGS": (1.0, 100)}
 
 
 def exact(p: Tensor) -> Tensor:

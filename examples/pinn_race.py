@@ -63,7 +63,7 @@ def train(
             optimizer,
             curvature=GaussNewton(),
             damping=setting,
-            kl_clip=None,
+            kl_clip=0.1,
             update_every=1,
             refresh_every=1,
         )
@@ -104,10 +104,9 @@ def _optimizer(method: str, model: nn.Module, lr: float, setting: float) -> torc
     if method == "LBFGS":
         own = {"history_size": int(setting), "line_search_fn": "strong_wolfe", "max_iter": 20}
         return torch.optim.LBFGS(model.parameters(), lr=lr, **own)
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
+    return torch.optim.SGD(model.parameters(), lr=lr)
 
 
-MOMENTUM = 0.9
 # Learning rate, and the damping of K-FAC, the second beta of Adam, the memory of LBFGS: the best
 # of those that `python -m benchmarks.pinns` tries.
 Settings = dict[str, tuple[float, float]]

@@ -16,29 +16,20 @@ from torch import Tensor
 
 from natgrad.layers.axes import grouped, per_sample, piece, real
 from natgrad.layers.base import SharedInput
-from natgrad.layers.linear import Linear, RowInputs
+from natgrad.layers.linear import Linear
 
 
-class InnerUse(RowInputs):
+class InnerUse(Linear):
     """``z = W v``: a linear layer that is called without its bias.
 
     Arguments:
         layer: the linear layer, or another use of its weight.
     """
 
-    module: torch.nn.Linear
     input_is_rows = False  # a bias's column is not one of ones
 
     def __init__(self, layer: SharedInput[Any]) -> None:
         self.__dict__.update(layer.__dict__)
-
-    @property
-    def rows(self) -> int:
-        return self.module.out_features
-
-    @property
-    def inputs_per_row(self) -> int:
-        return self.module.in_features
 
     def with_ones(self, a: Tensor) -> Tensor:
         """With zeros in the column of the bias, which this use does not add.
