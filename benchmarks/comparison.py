@@ -8,6 +8,7 @@ another machine with the same files. It writes what has been found so far betwee
 
     python -m benchmarks.comparison --budget-minutes 480      all tasks, eight hours at most
     python -m benchmarks.comparison --tasks gpt-32 unet-4     some of them
+    python -m benchmarks.comparison --rivals                  the others first, NaturalMuon later
     python -m benchmarks.comparison --cost                    seconds of a step, on an idle machine
     python -m benchmarks.comparison --table                   the tables alone
 
@@ -30,7 +31,7 @@ from benchmarks import comparison_table as tables
 from benchmarks.comparison_cost import costs
 from benchmarks.comparison_tasks import SEEDS, TASKS, BenchmarkTask
 from benchmarks.timing import machine
-from natgrad.lab.compare import Comparison, compare
+from natgrad.lab.compare import Comparison, ComparisonSetup, compare
 from natgrad.lab.compare.progress_bar import shown
 from natgrad.lab.compare.results import NAME, ComparedCurve, ComparedRun, Status
 from natgrad.lab.train.state import write_text
@@ -40,13 +41,13 @@ BEGIN, END = "<!-- comparison -->", "<!-- /comparison -->"
 COSTS, FACTS = "costs.json", "facts.json"
 
 
-def run(name: str, one: BenchmarkTask, folder: Path, threads: int, seeds: int) -> int:
+def run(name: str, setup: ComparisonSetup, folder: Path) -> int:
     """All that is left of a task; the number of the signal that ended it, or 0."""
     where = folder / name
     where.mkdir(parents=True, exist_ok=True)
     note(where)
     tell = shown(lambda text: print(f"{name} {text}", file=sys.stderr, flush=True))
-    found = compare(one.setup(threads, seeds), where, tell, resume=True)
+    found = compare(setup, where, tell, resume=True)
     small(found).write(where)
     return found.signal
 
@@ -167,6 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget-minutes", type=float, help="stop after so many")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--rivals", action="store_true", help="leave natgrad's own out of tasks that are begun"
+    )
     parser.add_argument("--cost", action="store_true", help="measure seconds of a step, no runs")
     parser.add_argument("--rounds", type=int, default=5, help="of --cost")
     parser.add_argument("--table", action="store_true", help="write the tables, no runs")
@@ -182,7 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.cost:
             measure_costs(name, TASKS[name], asked.folder, asked.threads, asked.rounds)
         else:
-            came = run(name, TASKS[name], asked.folder, asked.threads, asked.seeds)
+            setup = TASKS[name].setup(asked.threads, asked.seeds, rivals_alone=asked.rivals)
+            came = run(name, setup, asked.folder)
         write_table(asked.folder, asked.page)
     if timer is not None:
         timer.cancel()

@@ -41,10 +41,14 @@ class BenchmarkTask:
         length: dict[str, Any] = {"epochs": 0.0} if "steps" in own else {}
         return preset(self.preset, **length, **own)
 
-    def setup(self, threads: int = 1, seeds: int = SEEDS) -> ComparisonSetup:
+    def setup(
+        self, threads: int = 1, seeds: int = SEEDS, *, rivals_alone: bool = False
+    ) -> ComparisonSetup:
+        """``rivals_alone``: without natgrad's own, who may come to it later."""
+        asked = [one for one in self.contenders() if not (rivals_alone and one.is_natgrads)]
         return ComparisonSetup(
             self.task(),
-            self.contenders(),
+            tuple(asked),
             trials=TRIALS,
             most_trials=self.most_trials,
             tuning_steps=self.tuning_steps,

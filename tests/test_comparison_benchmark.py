@@ -87,6 +87,19 @@ def test_it_runs_goes_on_and_is_written(page):
     assert json.loads((where / "facts.json").read_text())["commit"]
 
 
+def test_rivals_may_come_first(page):
+    """And natgrad's own get as many trials when they come, while nothing is run twice."""
+    asked(page, "--rivals")
+    where = page.parent / "results" / "tiny"
+    first = Comparison.read(where)
+    assert [one.key for one in first.entries] == ["adamw"]
+    asked(page)
+    second = Comparison.read(where)
+    assert [one.key for one in second.entries] == ["adamw", "naturalmuon"]
+    assert second.entries[0] == first.entries[0]
+    assert {len(one.trials) for one in second.entries} == {first.trials}
+
+
 def test_a_budget_ends_it_and_what_is_there_is_written(page):
     said = asked(page, "--budget-minutes", "0.002")
     assert comparison.END in said

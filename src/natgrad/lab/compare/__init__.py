@@ -7,6 +7,7 @@ a machine that becomes slower does so for all of them.
 """
 
 from natgrad.lab.compare.contender import CONTENDERS, Contender, contender_of
+from natgrad.lab.compare.own_task import compare_own
 from natgrad.lab.compare.results import Comparison
 from natgrad.lab.compare.runner import compare
 from natgrad.lab.compare.setup import ComparisonSetup
@@ -18,6 +19,7 @@ __all__ = [
     "ComparisonSetup",
     "Contender",
     "compare",
+    "compare_own",
     "contender_of",
     "sentences",
     "table",
