@@ -20,6 +20,7 @@ CHOICES = [
     for structure in (
         Kronecker(),
         Kronecker(sharing="reduce"),
+        Kronecker(sharing="traces"),
         EKFAC(),
         UnitWise(),
         Diagonal(),
