@@ -101,7 +101,7 @@ class Settings:
     optimizer: str = _optimizer("sgd", "What takes the steps.", OPTIMIZERS)
     lr: float = _optimizer(0.1, "Learning rate, at its highest.", POSITIVE)
     momentum: float = _optimizer(
-        0.9, "Momentum; also the first beta of adamw, lamb and soap.", _SHARE
+        0.9, "Momentum; also the first beta of adam and its kin, lamb and soap.", _SHARE
     )
     displacement: bool = _optimizer(
         False, "Momentum of the weights themselves (Osawa 2019, eq. 17)."

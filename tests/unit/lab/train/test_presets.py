@@ -157,7 +157,7 @@ def test_bert_without_transformers(monkeypatch):
             {"network": "gpt"},
             "digits",
             "network gpt goes with loss tokens but the loss is cross-entropy, which goes with "
-            "convnet, mlp, ",
+            "convnet, convnet-norm, mlp, ",
         ),
         (
             {"network": "resnet20"},
