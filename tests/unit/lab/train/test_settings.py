@@ -6,7 +6,8 @@ import pytest
 
 from natgrad.errors import SettingError
 from natgrad.lab.train import PRESETS, Settings, toml
-from natgrad.lab.train.settings import FREE, metrics_of
+from natgrad.lab.train.contradictions import metrics_of
+from natgrad.lab.train.settings import FREE
 from unit.lab.train import digit_runs as runs
 
 
