@@ -30,7 +30,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Inside of the laboratory and of kfac arrows point down as well.
 INNER_FLOORS = {
     "lab": (
-        ("calls",),
+        ("calls", "marks"),
         ("registry",),
         ("data", "models", "schemes"),
         ("names",),
