@@ -149,8 +149,8 @@ def call(
 
 class Makers(Registry[Callable[..., T]]):
     """Functions that make objects, which a name may be followed by arguments for:
-    ``makers["low-rank(rank=8)"]()``. An argument that is itself a word of this registry, or has
-    arguments, is made by it as well.
+    ``makers["low-rank(rank=8)"]()``. An argument that is itself a word of this registry, a path, or
+    has arguments, is made by it as well.
 
     ``given``: examples of what whoever asks for an object hands over, before the arguments that a
     user writes, so that these can be tried as soon as they are read.
@@ -235,7 +235,10 @@ class Makers(Registry[Callable[..., T]]):
                 self._check(value)
 
     def _nests(self, value: calls.Value) -> TypeGuard[Call]:
-        return isinstance(value, Call) and (bool(value.arguments) or value.word in self)
+        """Whether it is made here as well; any other word is a text."""
+        if not isinstance(value, Call):
+            return False
+        return bool(value.arguments) or value.word in self or is_path(value.word)
 
     def arguments(self, name: str) -> dict[str, bool]:
         """The arguments that a registered word takes, with whether it needs them."""

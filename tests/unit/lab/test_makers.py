@@ -81,6 +81,7 @@ def test_one_s_own():
     assert made(8) == 3
     pair = names.INTERVALS[f"each(A={HERE}:Rising(by=2), G=5)"](RunRequest())
     assert (pair["A"](4), pair["G"]) == (3, 5)
+    assert names.INTERVALS[f"each(A={HERE}:rising, G=5)"](ASKED)["A"] is rising
     shapes = factories("shape", Shape, {"square": Square})
     assert shapes[f"{HERE}:needs(sides=9)"]().sides == 9
 
