@@ -37,6 +37,7 @@ INNER_FLOORS = {
         ("train",),
         ("compare",),
         ("report",),
+        ("reproduce",),
     ),
     "kfac": (("clocks", "settings", "step", "clipping", "motion"), ("ranks",)),
 }
