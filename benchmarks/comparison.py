@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import comparison_table as tables
+from benchmarks import page
 from benchmarks.comparison_cost import costs
 from benchmarks.comparison_tasks import SEEDS, TASKS, BenchmarkTask
 from benchmarks.timing import machine
 from natgrad.lab.compare import Comparison, ComparisonSetup, compare
 from natgrad.lab.compare.progress_bar import shown
 from natgrad.lab.compare.results import NAME, ComparedCurve, ComparedRun, Status
-from natgrad.lab.marks import write_between
 from natgrad.lab.train.state import write_text
 
 HERE = Path(__file__).parent
@@ -180,10 +180,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             setup = TASKS[name].setup(asked.threads, asked.seeds, rivals_alone=asked.rivals)
             came = run(name, setup, asked.folder)
-        write_between(asked.page, MARK, text(asked.folder))
+        page.write(asked.page, MARK, text(asked.folder))
     if timer is not None:
         timer.cancel()
-    write_between(asked.page, MARK, text(asked.folder))
+    page.write(asked.page, MARK, text(asked.folder))
     return 0
 
 

@@ -30,6 +30,20 @@ class Rendered(Protocol):
     def render(self, markdown: bool = False) -> str: ...
 
 
+def write(page: Path, mark: str, text: str) -> None:
+    """Between the two lines of a mark; a page without it ends the program with a sentence.
+
+    Arguments:
+        page: a file of Markdown.
+        mark: its name.
+        text: in Markdown.
+    """
+    try:
+        write_between(page, mark, text)
+    except SettingError as error:
+        raise SystemExit(str(error)) from None
+
+
 def facts_text(facts: Mapping[str, str], markdown: bool = True) -> str:
     """Machine, commit and command, a line each."""
     return ("  \n" if markdown else "\n").join(f"{name}: {value}" for name, value in facts.items())
@@ -70,7 +84,4 @@ def report(tables: Sequence[Rendered], given: argparse.Namespace) -> None:
         Path(given.json).write_text(json.dumps(data, indent=2) + "\n")
     if given.write:
         found = "\n".join(table.render(True) for table in tables)
-        try:
-            write_between(given.page, given.write, f"{facts_text(facts)}\n\n{found}")
-        except SettingError as error:
-            raise SystemExit(str(error)) from None
+        write(given.page, given.write, f"{facts_text(facts)}\n\n{found}")
