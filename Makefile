@@ -2,6 +2,8 @@
 # make test         ruff, mypy and all tests
 # make quick        a look at all parts within two minutes: ruff, mypy, and a sample of the tests in one process
 # make check        ruff and mypy alone
+# make docs         builds the documentation into site/, which needs no network; make serve-docs shows it as it changes
+# make notebooks    runs the pages of docs/gallery again, and writes their output and pictures
 # make package      builds wheel and source distribution into dist/, and tests them as they are installed
 # make test-vision  the tests of Mask R-CNN, with torchvision in an environment of its own
 # make fuzz         random networks, worlds and training loops, beside oracles; MINUTES=60 or EXAMPLES=10000
@@ -30,11 +32,14 @@ COUNT  ?= 25
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.
 COMPARED := --optimizers sgd,adamw,muon,soap,kfac,naturalmuon-mc --trials 4 --threads 1 --resume
 BIN    := $(VENV)/bin
+# Tests start hundreds of Pythons. Where the environment forbids to keep bytecode, each of them would compile
+# torch again, and each worker all tests. (make clean removes what is kept.)
+unexport PYTHONDONTWRITEBYTECODE
 # Compiling all of torch, transformers and scikit-learn takes longer than compiling what is imported of them.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick package test-vision check fuzz faults mutation bench clean
+.PHONY: help demo test quick docs serve-docs notebooks package test-vision check fuzz faults mutation bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -62,6 +67,17 @@ test-vision: $(VISION)/vision.stamp
 	@$(VISION)/bin/python -m pytest -q tests/integrations/test_mask_rcnn.py \
 		tests/unit/lab/models/test_vision.py tests/unit/lab/train/test_instances.py $(ARGS)
 
+# The theme's authors would have everybody read of another program at each run.
+docs serve-docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/dev.stamp
+	@$(BIN)/python -m mkdocs build --quiet && echo "docs: site/index.html"
+
+serve-docs: $(VENV)/dev.stamp
+	@$(BIN)/python -m mkdocs serve
+
+notebooks: $(VENV)/dev.stamp
+	@OMP_NUM_THREADS=1 $(BIN)/python website/notebooks.py $(ARGS)
+
 package: $(VENV)/dev.stamp
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
 	@echo "tests: the package in an environment of its own"
@@ -88,8 +104,8 @@ bench: $(VENV)/dev.stamp
 	done
 
 clean:
-	@rm -rf $(VENV) $(VISION) build dist $(DEMO) .mypy_cache .pytest_cache .ruff_cache
-	@find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf $(VENV) $(VISION) build dist site $(DEMO) .mypy_cache .pytest_cache .ruff_cache
+	@find src tests examples benchmarks website -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is made again only when its stamp is older than what was asked for.
 $(VENV)/python.stamp:

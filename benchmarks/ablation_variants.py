@@ -63,7 +63,6 @@ def _variants() -> dict[str, Variant]:
     for power in (0, 0.25, 0.75, 1):
         name = f"POWER_{round(100 * power)}"
         found[name] = Variant("power", f"{power:g}", {"geometry": natgrad.Spectral(power)})
-    found["STEPS_5"] = Variant("polynomials", "5", {"geometry": natgrad.Spectral(steps=5)})
     found["MONTE_CARLO"] = Variant("Fisher", "Monte-Carlo", {}, {"fisher": "monte-carlo"})
     found["MONTE_CARLO_POWER_1"] = Variant(
         "Fisher",

@@ -1,21 +1,22 @@
 """NaturalMuon's step beside those of AdamW, Muon and SOAP: `python -m benchmarks.optimizer_cost`.
 
-    cost = seconds of a cycle of 20 steps / 20
+    cost = seconds of a cycle of steps / their number
 
 All optimizers train copies of one network on one batch, in one process and in turns, a cycle each:
-NaturalMuon at its default intervals measures in five of the 20 steps and decomposes in one, SOAP
-has a new basis in two. The median and the least of all rounds are printed, and the ratio to the
-faster of two Muons, by medians, with what each keeps between steps. Then one more cycle of
-NaturalMuon is timed stage by stage.
+20 steps of NaturalMuon, which at its default intervals measures in five of them and decomposes in
+one, 10 of SOAP, which has a new basis in one, and 5 of those whose steps are all the same. The
+median and the least of all rounds are printed, and the ratio to the faster of two Muons, by
+medians, with what each keeps between steps; and NaturalMuon's cycles stage by stage.
 
 `--clock cpu` counts the process's CPU seconds instead of those of the wall: on a busy machine the
 better guess, with one thread.
 """
 
 import argparse
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from statistics import median
@@ -34,12 +35,15 @@ from benchmarks.workloads import WORKLOADS, Workload
 from natgrad.geometry import spectral
 from natgrad.inverses import decomposed
 from natgrad.inverses import spectral as spectra
+from natgrad.inverses.basis import Basis
 from natgrad.kfac.motion import Mover
 from natgrad.lab.schemes import parameter_groups, third_party
 from natgrad.lengths import Rms
+from natgrad.linalg import whitened_polar
 
-CYCLE = 20
+CYCLE, BASES, SAME = 20, 10, 5
 NATURAL, MUONS = "NaturalMuon", ("Muon", "Muon by torch")
+ALL = ("AdamW", *MUONS, "SOAP", NATURAL)
 GOALS = {"resnet32": 1.10, "encoder": 1.10}
 MODELS = ("mlp", "resnet32", "encoder", "resnet50")
 Clock = Callable[[], float]
@@ -79,25 +83,6 @@ class Trainer:
         self.optimizer.step()
 
 
-def measure(
-    workload: Workload, rounds: int, clock: Clock
-) -> tuple[dict[str, list[float]], dict[str, Trainer]]:
-    """Seconds of a step in every round, and what was trained, by optimizer."""
-    trainers = {name: Trainer(workload, build) for name, build in optimizers().items()}
-    for trainer in trainers.values():
-        trainer()
-        trainer()
-    # The next cycle of NaturalMuon has all kinds of steps, wherever it begins.
-    seconds: dict[str, list[float]] = {name: [] for name in trainers}
-    for _ in range(rounds):
-        for name, trainer in trainers.items():
-            start = clock()
-            for _ in range(CYCLE):
-                trainer()
-            seconds[name].append((clock() - start) / CYCLE)
-    return seconds, trainers
-
-
 class Stages:
     """Seconds by stage of everything that is called while it is `watching`."""
 
@@ -122,7 +107,11 @@ class Stages:
         return noted
 
     @contextmanager
-    def watching(self, optimizer: natgrad.NaturalMuon) -> Iterator[None]:
+    def watching(self, optimizer: Optimizer) -> Iterator[None]:
+        """Of other optimizers nothing is watched."""
+        if not isinstance(optimizer, natgrad.NaturalMuon):
+            yield
+            return
         kfac = optimizer.kfac
         places: list[tuple[Any, str, str]] = [
             (kfac.capture, "on_pair", "statistics"),
@@ -130,8 +119,11 @@ class Stages:
             (type(kfac.refreshing), "__call__", "refresh"),
             (type(kfac.preconditioning), "__call__", "copies and the rest"),
             (spectral, "polar", "polar"),
+            (spectral, "whitened_polar", "whitening"),
+            (whitened_polar, "_roots", "polar"),
             (decomposed.FactorProduct, "whiten", "whitening"),
             (spectra.SpectralProduct, "whiten", "whitening"),
+            (Basis, "root", "roots of factors"),
             (Mover, "_remember", "momentum"),
             (Rms, "squares", "length"),
             (optimizer, "_adamw", "AdamW for the rest"),
@@ -161,19 +153,37 @@ def _all(patches: list[Any]) -> Iterator[None]:
             one.stop()
 
 
-def stage_rows(trainer: Trainer, clock: Clock) -> list[Row]:
-    """Milliseconds of a step, a mean over a cycle; what is left is forward and backward."""
+def measure(
+    workload: Workload, rounds: int, clock: Clock, names: Sequence[str]
+) -> tuple[dict[str, list[float]], dict[str, Trainer], Stages]:
+    """Seconds of a step in every round and what was trained, by optimizer; NaturalMuon's stages."""
+    made = optimizers()
+    trainers = {name: Trainer(workload, made[name]) for name in names if name in made}
+    for trainer in trainers.values():
+        trainer()
+        trainer()
+    # The next cycle of NaturalMuon has all kinds of steps, wherever it begins.
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
     stages = Stages(clock)
-    assert isinstance(trainer.optimizer, natgrad.NaturalMuon)
-    with stages.watching(trainer.optimizer):
-        start = clock()
-        for _ in range(CYCLE):
-            trainer()
-        total = clock() - start
-    found = dict(stages.seconds)
+    for _ in range(rounds):
+        for name, trainer in trainers.items():
+            steps = {NATURAL: CYCLE, "SOAP": BASES}.get(name, SAME)
+            with stages.watching(trainer.optimizer):
+                start = clock()
+                for _ in range(steps):
+                    trainer()
+                seconds[name].append((clock() - start) / steps)
+            print(f"{name}: {1000 * seconds[name][-1]:.1f} ms", file=sys.stderr, flush=True)
+    return seconds, trainers, stages
+
+
+def stage_rows(stages: Stages, seconds: Sequence[float]) -> list[Row]:
+    """Milliseconds of a step, a mean over all cycles; what is left is forward and backward.
+    ``seconds``: of a step, in every round."""
+    total, found = sum(seconds) * CYCLE, dict(stages.seconds)
     found["forward, backward, update of weights"] = total - sum(found.values())
     return [
-        Row(stage, 1000 * spent / CYCLE, unit="ms", note=f"{spent / total:.1%}")
+        Row(stage, 1000 * spent / CYCLE / len(seconds), unit="ms", note=f"{spent / total:.1%}")
         for stage, spent in sorted(found.items(), key=lambda pair: -pair[1])
     ]
 
@@ -196,9 +206,9 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
-def tables(name: str, rounds: int, clock: Clock) -> list[Table]:
+def tables(name: str, rounds: int, clock: Clock, names: Sequence[str] = ALL) -> list[Table]:
     workload = WORKLOADS[name]
-    seconds, trainers = measure(workload, rounds, clock)
+    seconds, trainers, stages = measure(workload, rounds, clock, names)
     muon = min(median(seconds[key]) for key in MUONS if key in seconds)
     cost = Table(
         f"{name}, {workload}: a step, beside the faster Muon", note_name="median, least, kept"
@@ -208,9 +218,11 @@ def tables(name: str, rounds: int, clock: Clock) -> list[Table]:
         kept = state_megabytes(trainers[key].optimizer)
         note = f"{1000 * median(each):.1f} ms, {1000 * min(each):.1f} ms, {kept:.1f} MB"
         cost.rows.append(Row(key, median(each) / muon, goal=goal, unit="x", note=note))
-    stages = Table(f"{name}: stages of NaturalMuon's step", note_name="share")
-    stages.rows += stage_rows(trainers[NATURAL], clock)
-    return [cost, stages]
+    if NATURAL not in seconds:
+        return [cost]
+    spent = Table(f"{name}: stages of NaturalMuon's step", note_name="share")
+    spent.rows += stage_rows(stages, seconds[NATURAL])
+    return [cost, spent]
 
 
 def main() -> None:
@@ -218,6 +230,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(MODELS))
+    parser.add_argument("--optimizers", nargs="+", choices=ALL, default=list(ALL))
     parser.add_argument("--rounds", type=int, default=5, help="for ResNet-50 one of them")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
@@ -227,7 +240,8 @@ def main() -> None:
     clock = time.perf_counter if asked.clock == "wall" else time.process_time
     found = []
     for name in asked.models:
-        found += tables(name, asked.rounds if name != "resnet50" else 1, clock)
+        rounds = asked.rounds if name != "resnet50" else 1
+        found += tables(name, rounds, clock, asked.optimizers)
     report(found, asked)
 
 

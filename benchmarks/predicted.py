@@ -2,14 +2,18 @@
 
 For each number of ranks, the computer is measured on that many processes (as `natgrad plan
 --calibrate` does); then K-FAC under every placement trains on as many, in turn and in step, as in
-`benchmarks.distributed`. Measured is what a rank spends in `kfac.step()`, by its own stopwatch: the
-difference of two training steps would be noise. A step takes as long as its slowest rank, and the
-least of several counts. Statistics of a batch, which are taken during the backward pass and are the
-same under every placement, are not predicted; they stand beside it.
+`benchmarks.distributed`. A step takes as long as its slowest rank, and the least of several counts.
 
-    stale    apply                        predicted by `simulate` from the measured costs and links,
-    update   apply + update               for the plan that the ranks have executed
+    predicted = a step of DDP alone + statistics + what `simulate` says of K-FAC
+
+    stale    apply                        from the measured costs and links, for the plan that the
+    update   apply + update               ranks have executed
     both     apply + update + refresh
+
+DDP's step, and the statistics of a batch, which are taken during the backward pass and are the same
+under every placement, are as measured beside it. `ReduceScatter`, which trains without DDP, has
+the seconds of DDP's all-reduce taken off. *Own* is what a rank spends in `kfac.step()`, by its own
+stopwatch: where ranks share cores, most of it is waiting for those that are not there yet.
 """
 
 import argparse
@@ -19,9 +23,11 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.distributed import processes
+from benchmarks.distributed import processes, slowest
 from benchmarks.page import add_output, report
 from benchmarks.ranks import (
+    DDP,
+    KINDS,
     NETWORKS,
     PLACEMENTS,
     STATISTICS,
@@ -39,7 +45,9 @@ from natgrad.tables import bytes_text
 
 CLOCKS = {"stale": ("apply",), "update": ("apply", "update")}
 ALL = ("apply", "update", "refresh")
-QUICK = CalibrationSettings((2, 32, 128), (1 << 12, 1 << 18), rounds=2, round_seconds=1e-3)
+QUICK = CalibrationSettings(
+    (2, 32, 128), (1 << 12, 1 << 18), rounds=2, round_seconds=1e-3, layers=8, width=128
+)
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,22 @@ class Prediction(Row):
     kind: str = ""
     predicted: float = 0.0  # milliseconds, as all that follow
     measured: float = 0.0
+    kfac: float = 0.0
+    own: float = 0.0
     statistics: float = 0.0
     planned: int = 0  # bytes on the rank with most
     memory: int = 0
 
     def cells(self) -> tuple[str, ...]:  # type: ignore[override]
-        times = (self.predicted, self.measured)
-        texts = (*(f"{t:.3g}" for t in times), f"{self.figure:.2f}x", f"{self.statistics:.3g}")
+        before, after = (self.predicted, self.measured), (self.kfac, self.own, self.statistics)
+        shown = [[f"{t:.3g}" for t in times] for times in (before, after)]
+        texts = (*shown[0], f"{self.figure:.2f}x", *shown[1])
         return self.name, self.kind, *texts, bytes_text(self.planned), bytes_text(self.memory)
 
 
 HEADER = (
-    *("what", "step", "predicted ms", "measured ms", "ratio", "statistics ms"),
-    *("planned", "kept"),
+    *("what", "step", "predicted ms", "measured ms", "ratio"),
+    *("K-FAC predicted", "own", "statistics", "planned", "kept"),
 )
 
 
@@ -90,13 +101,19 @@ def predictions(
 ) -> list[Prediction]:
     """A row for every placement and kind of step."""
     ranks = len(results)
+    # All steps of DDP are alike.
+    plain = min(min(slowest(results, DDP, kind)) for kind in KINDS)
     found = []
     for name in setting.placements:
         plan = results[0].plan[name]
         times = simulate(plan, machine.cluster, machine.cost)
         for kind in ("stale", "update", "both"):
-            measured, statistics = (best(results, name, kind, some) for some in (STEP, STATISTICS))
-            predicted = sum(max(getattr(times, clock)) for clock in CLOCKS.get(kind, ALL))
+            own, statistics = (best(results, name, kind, some) for some in (STEP, STATISTICS))
+            kfac = sum(max(getattr(times, clock)) for clock in CLOCKS.get(kind, ALL))
+            measured = min(slowest(results, name, kind))
+            predicted = plain + statistics + kfac
+            if name == "ReduceScatter()":  # which sums gradients itself
+                predicted -= machine.cluster.all_reduce(4 * results[0].parameters, ranks)
             found.append(
                 Prediction(
                     f"{setting.network}, {ranks} rank{'' if ranks == 1 else 's'}: {name}",
@@ -105,6 +122,8 @@ def predictions(
                     kind=kind,
                     predicted=1e3 * predicted,
                     measured=1e3 * measured,
+                    kfac=1e3 * kfac,
+                    own=1e3 * own,
                     statistics=1e3 * statistics,
                     planned=max(kept(plan, rank) for rank in plan.world.ranks),
                     memory=max(one.memory[name] for one in results),

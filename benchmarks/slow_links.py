@@ -184,9 +184,13 @@ def link_seconds(plan: Plan, kind: str, rate: float, delay: float) -> float:
     """What the link takes of a step of this kind, until the slowest rank is done.
 
     The link carries both directions at once, but two ranks of gloo that send each other something
-    in an all-to-all mostly take turns: 1.2 MB one way and 0.6 MB the other take 146 ms at 12.5
-    MB/s, 1.2 MB alone 98 ms."""
-    times = simulate(plan, Cluster(ANY, rate, max(delay, LATENCY), duplex=0.0))
+    in an all-to-all take turns: 1.2 MB one way and 0.6 MB the other take 146 ms at 12.5 MB/s, 1.2
+    MB alone 98 ms. Among more ranks one of them sends to some while it receives from others: of
+    four, half of the lesser direction travels beside the other. And what gloo has for a
+    reduce-scatter is such an all-to-all."""
+    duplex = 1 - 2 / plan.world_size
+    cluster = Cluster(ANY, rate, max(delay, LATENCY), duplex=duplex, exchanged_sums=True)
+    times = simulate(plan, cluster)
     clocks = [times.apply]
     clocks += [times.update] * (kind != "stale") + [times.refresh] * (kind == "both")
     return sum(max(clock) for clock in clocks)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from own_modules import ChannelsNorm, OnePlusWeight, RightProduct
+from own_modules import ChannelsNorm, LayerScale, OnePlusWeight, RightProduct
 
 
 @dataclass(frozen=True)
@@ -391,6 +391,8 @@ NORM = [
     Case("rmsnorm-2d-shape", lambda: nn.RMSNorm((2, 3), eps=0.1), randn(2, 3)),
     Case("own-rmsnorm", lambda: OnePlusWeight(5), randn(3, 5)),
     Case("own-channelnorm", lambda: ChannelsNorm(3), randn(3, 2, 5)),
+    Case("layer-scale", lambda: LayerScale(5), randn(3, 5)),
+    Case("layer-scale-channels", lambda: LayerScale(3, (1, 1)), randn(3, 2, 5)),
     Case("groupnorm", lambda: nn.GroupNorm(2, 4), randn(4, 3)),
     Case("groupnorm-2d", lambda: nn.GroupNorm(1, 3), randn(3, 2, 5)),
     Case("groupnorm-no-space", lambda: nn.GroupNorm(2, 6), randn(6)),

@@ -420,13 +420,8 @@ def attention_views(call: Call, g: Tensor) -> Iterator[View]:
 def norm_view(call: Call) -> View:
     """`W [rows, 2]`: weight and bias of every row."""
     m = call.module
-    names = [
-        k
-        for k, p in zip(
-            call.names("weight", "bias"), (m.weight, getattr(m, "bias", None)), strict=True
-        )
-        if p is not None and p.requires_grad
-    ]
+    own = {k: getattr(m, k, None) for k in ("weight", "gamma", "bias")}
+    names = call.names(*(k for k, p in own.items() if p is not None and p.requires_grad))
     return View(
         call.name,
         lambda named: torch.stack([named[k].flatten() for k in names], -1)[None],

@@ -102,3 +102,52 @@ class SamePadding(nn.Conv2d):
 class NormAndActivation(nn.BatchNorm2d):
     def forward(self, x):
         return super().forward(x).relu()
+
+
+class InplaceActivation(nn.Conv2d):
+    """Works in place on what its convolution gives."""
+
+    def __init__(self, outputs, inputs):
+        super().__init__(inputs, outputs, 2)
+
+    def forward(self, x):
+        return F.relu_(super().forward(x))
+
+
+class ScaledStandardizedConv(nn.Conv2d):
+    """As timm's: rows without their mean and with a variance of 1, times a gain."""
+
+    def __init__(self, inputs, outputs, kernel):
+        super().__init__(inputs, outputs, kernel)
+        self.gain = nn.Parameter(torch.ones(outputs, 1, 1, 1))
+
+    def forward(self, x):
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        scale = (self.gain * self.weight[0].numel() ** -0.5).view(-1)
+        weight = F.batch_norm(rows, None, None, weight=scale, training=True, eps=1e-6)
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias, self.stride)
+
+
+class SquaredLinear(nn.Linear):
+    """Multiplies by another weight than the one it has."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight.square(), self.bias)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """As BART's and Gemma's: what it looks up is multiplied by a number."""
+
+    def forward(self, x):
+        return super().forward(x) * 3.0
+
+
+class LayerScale(nn.Module):
+    """As timm's, over the last axis; with ``space`` over channels."""
+
+    def __init__(self, width, space=()):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width, *space))
+
+    def forward(self, x):
+        return x.mul(self.gamma)

@@ -298,7 +298,8 @@ def test_slow_links_are_predicted_from_fast_ones():
     rate = 1e4
     lines = {one.kind: one for one in slow_links.lines(setting, fast, found, rate, 0.0)}
     plan = found[0].plan["MemOpt()"]
-    times = simulate(plan, Cluster(1e18, rate, slow_links.LATENCY, duplex=0.0))
+    link = Cluster(1e18, rate, slow_links.LATENCY, duplex=0.0, exchanged_sums=True)
+    times = simulate(plan, link)
     added = {"stale": max(times.apply)}
     added["update"] = added["stale"] + max(times.update)
     added["both"] = added["update"] + max(times.refresh)
@@ -412,10 +413,13 @@ def test_predictions_are_of_the_slowest_rank_and_the_fastest_step():
     setting = ranks.Setting("mlp", 4, 2, ("MemOpt()",))
     rows = predicted.predictions(setting, results, machine)
     assert [row.kind for row in rows] == ["stale", "update", "both"]
-    assert [row.predicted for row in rows] == pytest.approx([4.0, 4.0, 24.0])  # 4 products, 2 eigh
-    assert {row.measured for row in rows} == {625.0}  # of the second step, where rank 1 is slower
+    assert [row.kfac for row in rows] == pytest.approx([4.0, 4.0, 24.0])  # 4 products, 2 eigh
+    assert {row.own for row in rows} == {625.0}  # of the second step, where rank 1 is slower
     assert {row.statistics for row in rows} == {8000.0}
-    assert rows[2].figure == pytest.approx(24 / 625)
+    # A step of DDP alone, statistics and K-FAC.
+    assert [row.predicted for row in rows] == pytest.approx([9004.0, 9004.0, 9024.0])
+    assert {row.measured for row in rows} == {1000.0}
+    assert rows[2].figure == pytest.approx(9.024)
     assert {(row.planned, row.memory) for row in rows} == {(ranks.kept(plan, 0), 3)}
 
 
@@ -433,5 +437,5 @@ def test_every_placement_is_predicted_beside_what_was_measured(monkeypatch, tmp_
         assert row["figure"] == pytest.approx(row["predicted"] / row["measured"])
         assert (row["statistics"] > 0) == (row["kind"] != "stale")
     for stale, update, both in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-        assert 0 < stale["predicted"] <= update["predicted"] < both["predicted"]
+        assert 0 < stale["kfac"] < update["kfac"] < both["kfac"]
     assert "largest error of the fitted links" in capsys.readouterr().out

@@ -123,8 +123,9 @@ def page_id(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-# With other libraries, which warn of each other: integrations/test_frameworks.py runs these.
-ELSEWHERE = {ROOT / "docs" / "frameworks.md"}
+# Run by integrations/test_frameworks.py, with other libraries, which warn of each other, and by
+# test_notebooks.py, which also looks at what they print.
+ELSEWHERE = {ROOT / "docs" / "frameworks.md", *(ROOT / "docs" / "gallery").glob("*.md")}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE], ids=page_id)
@@ -141,6 +142,14 @@ def test_code_runs(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_resolve(page):
     assert not broken_links(read(page), page)
+
+
+def test_every_page_is_found_from_the_index():
+    """On GitHub the index is all the navigation there is."""
+    docs = ROOT / "docs"
+    index = read(docs / "index.md")
+    linked = {docs / match["target"].partition("#")[0] for match in LINK.finditer(index)}
+    assert sorted(set(docs.rglob("*.md")) - linked - {docs / "index.md"}) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -11,6 +11,7 @@ learning rate, whose steps are as long.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from natgrad.capture.discovery import Pattern, StructureOf
+from natgrad.capture.discovery import Choice, Pattern, StructureOf
 from natgrad.checks import FRACTION, NOT_NEGATIVE, POSITIVE, number
 from natgrad.curvature.fisher import Fisher
 from natgrad.curvature.subsample import Subsample
@@ -52,7 +53,8 @@ class NaturalMuon(Optimizer):
         model: the network, plain or wrapped by DDP, FSDP2 or tensor parallelism.
         lr: root mean square of a step's change of an entry.
         params: parameters, or groups of them as for any optimizer, each with its own ``lr`` and
-            ``weight_decay`` if it says so; all parameters of the model if it is None.
+            ``weight_decay`` if it says so; if it is None, all parameters of the model, also those
+            that it gets later, in the first group.
         momentum: weight of the past in the running mean of gradients.
         weight_decay: decoupled: a weight shrinks by ``lr * weight_decay`` of itself in a step.
         betas: weights of the past in AdamW's moments, for what has no block.
@@ -119,10 +121,9 @@ class NaturalMuon(Optimizer):
         number(eps, "eps", POSITIVE)
         for beta in betas:
             number(beta, "betas", FRACTION)
-        given = [p for p in model.parameters() if p.requires_grad] if params is None else params
+        given = list(model.parameters()) if params is None else params
         defaults = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         super().__init__(given, defaults)
-        norms = [m for name, m in model.named_modules() if _normalises(m, name)]
         self.kfac = KFAC(
             model,
             self,
@@ -139,7 +140,7 @@ class NaturalMuon(Optimizer):
             length=length,
             momentum=momentum,
             include=include,
-            exclude=[*_patterns(exclude), *norms],
+            exclude=[*_patterns(exclude), *_norms(model)],
             split=split,
             max_dim=max_dim,
             loss=loss,
@@ -149,9 +150,26 @@ class NaturalMuon(Optimizer):
         )
         # An optimizer is told by zero_grad() alone that a batch does not count.
         self.kfac.capture.expects_restarts = True
+        self.kfac.following.choose = self._without_norms
+        if params is None:
+            self.kfac.following.on_change = self._follow
         # A GradScaler then calls step() also where gradients are not finite: ranks that average
         # them by themselves must step together, and see together that they do not.
         self._step_supports_amp_scaling = self.kfac.gradients.are_local
+
+    def _without_norms(self, choice: Choice) -> Choice:
+        """Of the model as it is now; its norm layers are AdamW's."""
+        return replace(choice, exclude=(*choice.exclude, *_norms(self.kfac.model)))
+
+    def _follow(self) -> None:
+        """Have the parameters that the model has now, in its order, as if made for it anew; AdamW's
+        state of those that are still there stays."""
+        first, *others = self.param_groups
+        apart = {id(p) for group in others for p in group["params"]}
+        first["params"] = [p for p in self.kfac.model.parameters() if id(p) not in apart]
+        held = {p for group in self.param_groups for p in group["params"]}
+        for p in [p for p in self.state if p not in held]:
+            del self.state[p]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -246,6 +264,10 @@ class NaturalMuon(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """All of it: a copy goes on as the original would."""
         return self.__dict__.copy()
+
+
+def _norms(model: nn.Module) -> list[nn.Module]:
+    return [module for name, module in model.named_modules() if _normalises(module, name)]
 
 
 def _normalises(module: nn.Module, name: str) -> bool:

@@ -34,7 +34,7 @@ from natgrad.geometry import Euclidean, Geometry
 from natgrad.inverses import Eigen, Inverse
 from natgrad.kfac import arguments
 from natgrad.kfac.adapting import Adapting
-from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.assembling import Assembling
 from natgrad.kfac.attaching import Attaching
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.clocks import Clocks, Intervals
@@ -42,21 +42,15 @@ from natgrad.kfac.following import Following, FollowsOptimizer
 from natgrad.kfac.health import Monitor
 from natgrad.kfac.inspection import Inspection
 from natgrad.kfac.loss_finding import LossFinding
-from natgrad.kfac.low_rank import LowRankGradients
 from natgrad.kfac.motion import motion_of
+from natgrad.kfac.newcomers import Newcomers
 from natgrad.kfac.observation import Observation, Observing
-from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks import agreement
 from natgrad.kfac.ranks.distributed import Distributed
-from natgrad.kfac.ranks.gradients import Gradients
-from natgrad.kfac.ranks.overlap import Overlap
-from natgrad.kfac.ranks.reduction import Reducer
 from natgrad.kfac.ranks.team import Team, world_of
-from natgrad.kfac.refresh import Refresh
 from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
 from natgrad.kfac.step import Step
-from natgrad.kfac.update import Update
 from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
@@ -64,7 +58,7 @@ from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
 from natgrad.structures import MAX_DIM, Identity
 
 
-class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer):
+class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer, Assembling):
     """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
 
     ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
@@ -73,15 +67,15 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
     Arguments:
         model: the network, plain or wrapped by DDP, FSDP2 or tensor parallelism.
         optimizer: whose ``step()`` follows, or a list of several that share the model; the KL clip
-            reads their learning rates.
+            reads their learning rates and momenta.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
             number, a function of the step, ``Relative()`` to the curvature itself, or
             ``LevenbergMarquardt()``, which adapts it. None is 0.01, or ``Relative(0.1)`` where the
             scale of the loss is not known.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
-        kl_clip: bound on how far a step may move the predictions; a number, a function of the step,
-            or None for no bound.
+        kl_clip: bound on how far a step may move the predictions, with what the optimizer's
+            momentum adds; a number, a function of the step, or None for no bound.
         update_every: steps between two measurements of the curvature; an int, a function of the
             step, or one for each factor, ``{"A": ..., "G": ...}``.
         refresh_every: steps between two decompositions; as ``update_every``, or ``Drift()``.
@@ -123,7 +117,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
         *,
         damping: float | Relative | Schedule | LevenbergMarquardt | None = None,
         factor_decay: float | Schedule = 0.95,
-        kl_clip: float | Schedule | None = 1e-3,
+        kl_clip: float | Schedule | None = 0.01,
         update_every: Intervals = Doubling(10),  # noqa: B008 (frozen)
         refresh_every: Intervals = Doubling(100),  # noqa: B008 (frozen)
         curvature: Fisher | None = None,
@@ -182,6 +176,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
                 split,
                 max_dim,
                 motion.does_without,
+                geometry.measures_in_basis,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)
@@ -190,7 +185,6 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
                 self.model, self.blocks, self.settings, clocks, *alike
             )
         world = world_of(model, self.comm, *clocks)
-        self.team = Team(self.comm, self.blocks, world, distributed, motion)
         self.watch, self.monitor = Stopwatch(), Monitor()
         self.statistics = Statistics(self.watch)
         sampling_rank = first_tensor_parallel_rank(model, self.comm.ranks, self.comm.rank)
@@ -205,28 +199,14 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
         if self.curvature.observes:
             self.capture.on_output = self.observe_prediction
-        self.reducer = Reducer(self.team)
         matters = motion.length is None or not isinstance(damping, Relative)
         found = (self.settings, self.capture, scaler, self.curvature)
         self.finding = LossFinding(*found, enabled=matters)
-        self._overlap(model)
-        parts = (self.team, self.reducer, self.capture, self.statistics)
-        self.updating = Update(*parts, self.curvature, self.update_clocks, self.finding)
-        self.refreshing = Refresh(self.team, self.refresh_clocks)
-        self.compiled = Compiled(model)
-        # Hooks on every step would be traced into compiled code; other ranks have other batches.
-        pays = self.team.alone and not self.compiled.found and motion.is_plain
-        self.low_rank = LowRankGradients(self.blocks, enabled=pays)
-        self.gradients = Gradients(self.team, self.model.parameters())
-        self.prediction = QuadraticModel(self.team, self.model)
-        self.rates = LearningRates(optimizers)
-        self.preconditioning = Preconditioning(
-            self.team, self.gradients, self.settings, self.rates, self.low_rank, self.prediction
-        )
-        self.following = Following(
-            self.model, self.blocks, self.capture, self.gradients, self.preconditioning
-        )
-        self.capture.on_begin, self.capture.on_restart = self._follow, self.discard
+        self.compiled, self.rates = Compiled(model), LearningRates(optimizers)
+        self.newcomers, self._is_last = Newcomers(*clocks), last_backward(model)
+        self._assemble(Team(self.comm, self.blocks, world, distributed, motion))
+        self.following = Following(self.model, self.blocks, choice)
+        self.capture.on_begin, self.capture.on_restart = self._begin, self.discard
         self.detached = False
         self._warned: set[str] = set()
         self._prepare()
@@ -245,6 +225,8 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
             self._follow()
         if doubts := self.capture.finish(counted=samples is None):
             self._warn(doubts)
+        if self.newcomers.born:
+            self._check_newcomers()
         now = self._now(samples)
         with no_autocast(self.blocks[0].device):
             if now.updates:
@@ -261,6 +243,8 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
         self.steps += 1
         if self.monitor.open:
             self._warn(self.monitor.after_step(self))
+        if self.following.pending and (self.team.alone or self.team.agreed):
+            self._warn(self._rebuild())
         self._prepare()
 
     def _now(self, samples: int | None) -> Step:
@@ -290,6 +274,9 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
         """Make ready for the next step: hooks are there only if it updates something."""
         keys = set() if self.detached else self.update_clocks.due(self.steps)
         due = self.update_clocks.factors(self.blocks, keys) if keys else {}
+        if self.newcomers.born and not self.detached:
+            self.newcomers.join(self.steps)
+            due = self.newcomers.updated(due, self.steps)
         self.capture.forget()
         self._gathered = None
         if self.capture.chooser is not None:
@@ -301,19 +288,20 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer)
         counts = self.finding.prepare(updates=bool(due)) or self.gradients.are_local
         self.capture.watch(layers=bool(due), samples=bool(due) or (counts and not self.detached))
 
-    def _overlap(self, model: nn.Module) -> None:
-        """Overlap communication with the backward pass, if DDP or FSDP says when it is the last."""
-        is_last = None if self.team.alone else last_backward(model)
-        if is_last is None or self.team.units:
-            return
-        self.reducer.overlaps = True
-        overlap = Overlap(self.reducer, is_last, self.finding.statistics_scale)
-        # Several gradients are drawn for one output; all of them are there after observe().
-        (self.observation if self.curvature.observes else self.statistics).on_complete = overlap
-
     def _follow(self) -> None:
-        """The model may be another one than at the last step."""
-        self._warn(self.following())
+        """The model is another one than at the last step."""
+        self.following(self.capture, self.gradients, self.preconditioning)
+
+    def _begin(self) -> None:
+        """Before a forward pass that is watched: in one process new layers can still join it."""
+        if self.following.changes.found():
+            self._follow()
+        if self.following.pending and self._may_join():
+            self._warn(self._rebuild())
+            self.statistics.due = self.reducer.due = self.newcomers.updated(
+                {b: list(names) for b, names in self.statistics.due.items() if b in self.blocks},
+                self.steps,
+            )
 
     def _warn(self, problems: list[str]) -> None:
         for problem in problems:

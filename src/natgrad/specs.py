@@ -7,6 +7,7 @@ asking whether a rank is in one takes no time.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -125,12 +126,15 @@ class FactorSpec:
         Arguments:
             ranks: how many decompose it together; more than one only where it `can_be_split`.
         """
-        if ranks == 1:
-            return self
-        assert self.cost is not None
-        rows = -(-self.dim // ranks)
-        room = self.cost.by.rows_workspace(self.dim, rows)
-        return replace(self, parts=rows * self.dim, cost=self.cost.split(ranks), workspace=room)
+        return self if ranks == 1 else _split(self, ranks)
+
+
+@lru_cache(maxsize=256)  # of many equal layers, for every plan that is compared
+def _split(spec: FactorSpec, ranks: int) -> FactorSpec:
+    assert spec.cost is not None
+    rows = -(-spec.dim // ranks)
+    room = spec.cost.by.rows_workspace(spec.dim, rows)
+    return replace(spec, parts=rows * spec.dim, cost=spec.cost.split(ranks), workspace=room)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 _NARROWEST = 40  # columns of a terminal below which a drawn table folds into nonsense
+_LONGEST = 200  # rows above which drawing takes longer than reading: a plan has a row a factor
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Table:
     """Rows of text under named columns; `rows` is the data, `print(table)` the picture.
 
     `str()` gives a drawn table where `rich` is installed and the terminal can show it, and aligned
-    plain text elsewhere, never with colours. `rich` itself prints it coloured (`__rich__`).
+    plain text elsewhere and of very long ones, never with colours. `rich` itself prints it coloured
+    (`__rich__`).
     """
 
     title: str
@@ -67,14 +69,16 @@ class Table:
         return "\n".join(part for part in (self.title, *body, self.footer) if part)
 
     def __str__(self) -> str:
-        natural = max(map(len, self.plain().splitlines())) + 2 * len(self.columns) + 2
+        plain = self.plain()
+        natural = max(map(len, plain.splitlines())) + 2 * len(self.columns) + 2
         width = shutil.get_terminal_size(fallback=(natural, 24)).columns
-        if width < _NARROWEST or not _stdout_shows_unicode():
-            return self.plain()
+        plainly = width < _NARROWEST or len(self.rows) > _LONGEST
+        if plainly or not _stdout_shows_unicode():
+            return plain
         try:
             from rich.console import Console
         except ImportError:
-            return self.plain()
+            return plain
         text = StringIO()
         Console(file=text, width=width, color_system=None, force_terminal=False).print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

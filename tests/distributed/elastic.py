@@ -15,13 +15,13 @@ from distributed.resuming import Training, run
 from natgrad.comm.checkpoints import CheckpointFolder
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layout", default="ddp")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--die", nargs=3, action="append", metavar=("STAGE", "RANK", "STEP"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     training = Training.here(run(options.layout))

@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import natgrad
+from distributed import elastic
 from distributed.resuming import Training, run
 from distributed.test_parity import assert_same
 from distributed.training import EACH, batch, network
@@ -23,6 +27,7 @@ from training_loops import assert_equal
 
 PATIENCE = 6.0  # seconds that a collective waits
 TESTS = Path(__file__).parents[1]
+ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Impatient:
@@ -183,27 +188,60 @@ def slow(layout, where, sleeper):
     return training.steps(0, 4).weights()
 
 
-def launch(folder, ranks, *options, restarts=2):
-    """The weights of every rank at the end of a run under torchrun, and what it said."""
-    folder.mkdir(exist_ok=True)
+def by_the_command(folder, ranks, *options, restarts=2):
+    """The weights of every rank at the end of a run under torchrun."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     torchrun += [f"--max-restarts={restarts}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    script = Path(__file__).with_name("elastic.py")
     environment = {
         **os.environ,
+        **ELASTIC,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     done = subprocess.run(
-        [*torchrun, str(script), str(folder), *map(str, options)],
+        [*torchrun, elastic.__file__, str(folder), *map(str, options)],
         env=environment,
         capture_output=True,
         text=True,
         timeout=280,
     )
-    files = sorted(folder.glob("weights*"))
-    return [torch.load(file) for file in files], done
+    assert done.returncode == 0, done.stderr
+    return [torch.load(file) for file in sorted(folder.glob("weights*"))]
+
+
+def by_its_agent(folder, ranks, *options, restarts=2):
+    """The same by the agent that torchrun starts, in this process, with ranks that are forked: the
+    command needs a new Python for itself and for each start of a rank."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=folder.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+    )
+    with patch.dict(os.environ, ELASTIC), signals_given_back(), warnings.catch_warnings():
+        warnings.simplefilter("default")  # as under torchrun
+        elastic_launch(config, elastic.main)([str(folder), *map(str, options)])
+    return [torch.load(file) for file in sorted(folder.glob("weights*"))]
+
+
+@contextmanager
+def signals_given_back():
+    """The agent takes them and keeps them."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def undisturbed(layout):
@@ -215,19 +253,18 @@ def undisturbed(layout):
 @pytest.mark.timeout(600)
 class TestRestarted:
     @pytest.mark.parametrize(
-        ("layout", "deaths"),
+        ("launched", "layout", "deaths"),
         [
-            ("ddp", [("update", 1, 4), ("save", 0, 5)]),
-            ("fsdp", [("apply", 0, 5)]),
+            (by_its_agent, "ddp", [("update", 1, 4), ("save", 0, 5)]),
+            (by_the_command, "fsdp", [("apply", 0, 5)]),
         ],
     )
     def test_a_run_ends_with_the_weights_of_an_undisturbed_one(
-        self, world, tmp_path, layout, deaths
+        self, world, tmp_path, launched, layout, deaths
     ):
         """After each of ``deaths`` all ranks start again, from the last checkpoint."""
         options = [word for death in deaths for word in ("--die", *death)]
-        found, done = launch(tmp_path, 2, "--layout", layout, *options)
-        assert done.returncode == 0, done.stderr
+        found = launched(tmp_path, 2, "--layout", layout, *options)
         assert len(list(tmp_path.glob("killed*"))) == len(deaths)
         starts = sorted((tmp_path / "log").read_text().split("\n"))[1:]
         from_steps = [0, *[4] * len(deaths)]
@@ -237,11 +274,13 @@ class TestRestarted:
 
     def test_on_fewer_ranks(self, tmp_path):
         """torchrun gives up; another one is started with the ranks that are left."""
-        dying = ("--die", "update", 2, 4)
-        _, done = launch(tmp_path, 3, *dying, restarts=0)
-        assert done.returncode != 0
-        found, done = launch(tmp_path, 2)
-        assert done.returncode == 0, done.stderr
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+        with pytest.raises(ChildFailedError):
+            by_its_agent(tmp_path, 3, "--die", "update", 2, 4, restarts=0)
+        assert len(list(tmp_path.glob("killed*"))) == 1
+        found = by_its_agent(tmp_path, 2)
+        assert len(found) == 2
         expected = Training(run()).steps(0, 7).weights()
         for weights in found:
             assert_same(weights, expected)

@@ -10,7 +10,7 @@ import time
 import warnings
 from bisect import bisect
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 import pytest
 import torch
@@ -167,26 +167,46 @@ def _train(index, layout="plain", inverse=None, structure=None, **distributed):
     return kept, kfac.plan.memory(kfac.comm.rank), sum(kfac.memory().total.values()), layout
 
 
+def routes_of(ranks, turn):
+    """Both on four ranks; on two it is one, and on three the other."""
+    return list(Route) if ranks == 4 else [list(Route)[(ranks + turn) % 2]]
+
+
 def choices_of(ranks):
     if ranks == 1:
         yield {}
         yield {"inverse": natgrad.Cholesky()}
         yield {"structure": natgrad.EKFAC()}
         return
-    for name, placement in PLACEMENTS.items():
+    for turn, (name, placement) in enumerate(PLACEMENTS.items()):
         if name != "half" or ranks % 2 == 0:
-            for route in Route:
+            for route in routes_of(ranks, turn):
                 both = {"placement": placement, "route": route}
                 yield both
                 if name == "mem":
                     yield both | {"bucket_bytes": SMALL}
                     yield both | {"layout": "ddp"}
     yield {"placement": natgrad.MemOpt(), "inverse": natgrad.Cholesky()}
-    for route in Route:  # inverses that all ranks make together
+    for route in routes_of(ranks, 0):  # inverses that all ranks make together
         yield {"placement": AllTogether(), "inverse": natgrad.Cholesky(), "route": route}
     yield {"placement": natgrad.CommOpt(), "structure": natgrad.EKFAC()}
     for name in ("mem", "comm"):
         yield {"placement": PLACEMENTS[name], "layout": "fsdp"}
+
+
+def test_every_placement_meets_every_route():
+    """On four ranks, and on two or three; and each of them is on all numbers of ranks."""
+    found = {
+        ranks: {(repr(one["placement"]), one.get("route")) for one in choices_of(ranks)}
+        for ranks in (2, 3, 4)
+    }
+    names = {repr(one) for one in (*PLACEMENTS.values(), AllTogether())}
+    odd = names - {repr(PLACEMENTS["half"])}
+    assert found[4] >= set(product(names, Route))
+    assert found[2] | found[3] >= set(product(odd, Route))
+    for ranks, met in found.items():
+        assert {name for name, _ in met} == (odd if ranks == 3 else names)
+        assert {route for _, route in met} >= set(Route)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

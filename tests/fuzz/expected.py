@@ -144,8 +144,8 @@ class History:
             A = diagonal(A) if view.diagonal_inputs else A
         if view.transposed:
             Gt, At = moment(True, 0), diagonal(moment(True, 1))
-        if A is None:
-            return At, Gt
+        if A is None or not any(u.used.any() for t in self.truths for u in t.views[name].uses):
+            return At, Gt  # an embedding of which nothing but padding was seen has no share in it
         if At is None:
             return A, G
         s = oracles.trace(A) / oracles.trace(At)

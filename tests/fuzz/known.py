@@ -35,4 +35,24 @@ ONE_PROCESS = {
         Settings(parts=True, damping=0.01),
         [Batch((1,))],
     ),
+    # The oracle took half of the head's curvature for that of a weight of which no entry was used.
+    "a tied embedding and nothing but padding": (
+        Network(("words", 1, 3, 1, 2), (("linear", 1, False, "", ""),), "mean", tied=True),
+        Settings(damping=0.01),
+        [Batch((1,))],
+    ),
+    # Rounding errors of a norm layer behind another one, which has nearly nothing to divide by.
+    "two norm layers": (
+        Network(
+            ("image", 1, 2, 2, 2),
+            (
+                ("conv", 1, 1, (1, 1, 1), (1, 1, 3), (1, 1, 1), 1, "zeros", False, ""),
+                ("norm", 0, ""),
+                ("norm", 0, ""),
+            ),
+            "mean",
+        ),
+        Settings(damping=0.01),
+        [Batch((1,), retained=True)],
+    ),
 }

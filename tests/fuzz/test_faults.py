@@ -1,8 +1,10 @@
 """A sample of injected faults, and processes that are killed at a collective."""
 
 import os
+import random
 import signal
 import time
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import natgrad
-from fuzz.faults import CLASSES, fine, injected
+from fuzz.faults import ALIKE, CLASSES, ONE_RANK, REFUSED, RIGHT, fine, injected, of_messages
 from natgrad.comm import ProcessGroups
 from natgrad.comm.recording import Recording
 
@@ -25,6 +27,13 @@ def test_no_fault_is_silent():
     kinds = {name.removesuffix("s") for name in CLASSES}
     assert {what.partition(",")[0] for what in found} >= {"full disk"}
     assert len({kind for kind in kinds for what in found if what.startswith(kind)}) == len(kinds)
+
+
+def test_a_number_that_became_none_on_its_way_is_in_no_weight():
+    """At every collective, of every rank."""
+    found = Counter(how for _, how in of_messages(random.Random(0), ("damaged",), once=True))
+    assert found.keys() <= {RIGHT, REFUSED, ALIKE, ONE_RANK}, found
+    assert found[REFUSED] > 10
 
 
 class Doomed(Recording):

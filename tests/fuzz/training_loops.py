@@ -72,6 +72,18 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def replace(self, layer: int, whole: bool) -> None:
+        model, group = self.model, self.optimizer.param_groups[0]
+        if whole:
+            model[layer] = copy.deepcopy(model[layer])
+            model[layer].zero_grad(set_to_none=True)
+        else:
+            old = model[layer].weight
+            model[layer].weight = nn.Parameter(old.detach().clone(), old.requires_grad)
+        group["params"] = list(model.parameters())
+        for p in [p for p in self.optimizer.state if p not in set(group["params"])]:
+            del self.optimizer.state[p]
+
     def parts(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}
 
@@ -85,6 +97,7 @@ class Loops(RuleBasedStateMachine):
         self.batch = 0
         self.thrown_away = False
         self.left_behind = False
+        self.unnoticed = False  # K-FAC still has what it knows of a weight that has gone
 
     @initialize(
         structure=st.sampled_from([None, natgrad.UnitWise(), natgrad.Diagonal()]),
@@ -104,7 +117,6 @@ class Loops(RuleBasedStateMachine):
         }
         self.quiet, self.loud = (Training(total, **settings) for _ in range(2))
         self.frozen: set[int] = set()
-        self.frozen_when_made: set[int] = set()
 
     def data(self, n: int) -> tuple[Tensor, Tensor]:
         self.batch += 1
@@ -153,11 +165,9 @@ class Loops(RuleBasedStateMachine):
             error = float((p - q).detach().norm() / (1e-3 + q.detach().norm()))
             assert error < 1e-8, (name, error, self.told)
         allowed = [text for text in self.told if self.thrown_away and THROWN_AWAY in text]
-        if self.frozen_when_made:  # a layer without a block, which keeps its plain gradient
-            allowed += [text for text in self.told if "were frozen, or not there, when" in text]
         assert sorted(self.told) == sorted(allowed)
         self.told = []
-        self.thrown_away = False
+        self.thrown_away = self.unnoticed = False
 
     @rule(layer=st.sampled_from(FEATURES))
     def freeze_or_unfreeze(self, layer):
@@ -174,28 +184,14 @@ class Loops(RuleBasedStateMachine):
         for training in (self.quiet, self.loud):
             training.optimizer.param_groups[0]["lr"] = rate
 
-    @rule(layer=st.sampled_from([0, 3]))
-    def replace_a_weight(self, layer):
-        """The weight is the same, but another object: that is said, and a new KFAC is the cure."""
-        alone = len(self.frozen) + 1 == len(FEATURES)  # then no block is left, which is refused
-        if self.left_behind or layer in self.frozen or alone:
-            return
-        model = self.loud.model
-        model[layer].weight = nn.Parameter(model[layer].weight.detach().clone())
-        x, y = self.data(3)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            self.loud.loss(x, y, 3).backward()
-            self.loud.kfac.step()
-        assert any(
-            f"Linear '{layer}' keeps its plain gradient" in str(one.message) for one in caught
-        )
+    @precondition(lambda self: self.clean())
+    @rule(layer=st.sampled_from(FEATURES), whole=st.booleans())
+    def replace(self, layer, whole):
+        """The weight is the same, but another object, or of another module: its block begins anew,
+        and those of all others go on."""
         for training in (self.quiet, self.loud):
-            training.kfac.detach()
-            training.optimizer = torch.optim.SGD(training.model.parameters(), 0.1, momentum=0.5)
-            training.optimizer.zero_grad()
-            training.kfac = training.new_kfac()
-        self.frozen_when_made = set(self.frozen)
+            training.replace(layer, whole)
+        self.unnoticed = True
 
     # What must not matter.
 
@@ -284,7 +280,7 @@ class Loops(RuleBasedStateMachine):
         parts = copy.deepcopy((loud.model, loud.optimizer, loud.kfac))
         loud.model, loud.optimizer, loud.kfac = parts
 
-    @precondition(clean)
+    @precondition(lambda self: self.clean() and not self.unnoticed)
     @rule()
     def save_and_load_states(self):
         states = [part.state_dict() for part in (*self.loud.parts().values(), self.loud.kfac)]
@@ -292,7 +288,7 @@ class Loops(RuleBasedStateMachine):
         for part, state in zip((*self.loud.parts().values(), self.loud.kfac), states, strict=True):
             part.load_state_dict(state)
 
-    @precondition(clean)
+    @precondition(lambda self: self.clean() and not self.unnoticed)
     @rule()
     def save_and_load_a_folder(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -301,9 +297,10 @@ class Loops(RuleBasedStateMachine):
             self.loud.kfac.load(f"{folder}/saved", self.loud.parts())
 
     def restart(self) -> None:
-        """Another process, as far as a training can tell; what was frozen then is so again, before
-        or after KFAC was made."""
-        self.loud = Training(self.loud.total, self.frozen_when_made, **self.loud.settings)
+        """Another process, as far as a training can tell: layers that have a block are trained when
+        KFAC is made, and frozen again, if they are, afterwards."""
+        known = {int(block.name) for block in self.loud.kfac.blocks}
+        self.loud = Training(self.loud.total, set(FEATURES) - known, **self.loud.settings)
         for layer in FEATURES:
             self.loud.model[layer].requires_grad_(layer not in self.frozen)
 

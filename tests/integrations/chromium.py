@@ -106,8 +106,15 @@ class Browser:
         return json.loads(text)
 
     def open(
-        self, file: Path, width: int, *, dark: bool = False, scripts: bool = True, height: int = 900
+        self,
+        file: Path | str,
+        width: int,
+        *,
+        dark: bool = False,
+        scripts: bool = True,
+        height: int = 900,
     ) -> "Tab":
+        """``file``: a page on disk, or an address."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         found = self.call("Target.attachToTarget", targetId=target, flatten=True)
         tab = Tab(self, found["sessionId"], target)
@@ -117,7 +124,8 @@ class Browser:
         tab("Emulation.setEmulatedMedia", features=[scheme])
         tab("Emulation.setScriptExecutionDisabled", value=not scripts)
         tab.size(width, height)
-        tab("Page.navigate", url=file.absolute().as_uri())
+        address = file if isinstance(file, str) else file.absolute().as_uri()
+        tab("Page.navigate", url=address)
         self.wait("Page.loadEventFired", tab.session)
         return tab
 

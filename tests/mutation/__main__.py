@@ -4,7 +4,8 @@
     make mutation ROOM=linalg SEED=3
 
 Results are kept in ``mutation.jsonl``: an interrupted run goes on where it was. A mutant is tried
-on the test file with its file's name first, then on all tests of its room (`ROOMS`).
+on the tests of its room (`ROOMS`) that reach its function (`mutation.reached`), up to the first one
+that fails: those that have failed most often come first. One that no test reaches survives.
 """
 
 import argparse
@@ -16,17 +17,24 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mutation.mutants import Mutant, mutants_of, mutated
+from mutation.reached import Chosen, Reached, Recorder, function_of, order
 
 TESTS = Path(__file__).parents[1]
 SOURCES = TESTS.parent / "src" / "natgrad"
 ROOMS = {
     "linalg": ["unit/linalg"],
     "layers": ["contracts/test_layers.py", "contracts/test_recurrent.py", "unit/layers"],
-    "structures": ["contracts/test_structures.py", "contracts/test_geometry.py"],
+    "structures": [
+        "unit/structures",
+        "contracts/test_structures.py",
+        "contracts/test_geometry.py",
+    ],
     "inverses": ["unit/inverses", "contracts/test_inverses.py"],
     "capture": ["unit/capture", "test_compat.py", "test_robustness.py"],
     "kfac": ["unit/kfac", "test_invariance.py", "test_state.py", "test_robustness.py"],
@@ -63,42 +71,70 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, str(self.path), "exec"), module.__dict__)
 
 
-def tests_of(mutant: Mutant) -> list[list[str]]:
-    room, *rest = Path(mutant.file).parts
-    own = TESTS / "unit" / room / Path(*rest[:-1]) / f"test_{rest[-1]}"
-    stages = [[str(own)]] if own.exists() else []
-    stages.append([str(TESTS / path) for path in ROOMS[room]])
-    return stages
-
-
-def survives(mutant: Mutant, sample: int) -> bool:
-    """In a process of its own, which has torch already and imports natgrad anew."""
+def forked(work: Callable[[], int]) -> int:
+    """The exit code of some work in a process of its own, which has torch already and imports
+    natgrad anew."""
     pid = os.fork()
     if pid:
         _, status = os.waitpid(pid, 0)
-        return status == 0
+        return status
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     code = 1
     try:
-        import pytest
-
-        sys.meta_path.insert(0, Mutated(mutant))
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--sample={sample}"]
-        options += ["-m", "not slow and not distributed and not peers", f"--rootdir={TESTS.parent}"]
         os.chdir(TESTS.parent)
-        for stage in tests_of(mutant):
-            code = int(pytest.main([*options, *stage]))
-            if code == 5:  # all of them start processes
-                code = 0
-            if code:
-                break
+        code = work()
     except BaseException:
         code = 1
     finally:
         os._exit(code)
+
+
+def run_tests(paths: list[str], plugin: object, sample: int) -> int:
+    import pytest
+
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--sample={sample}"]
+    options += ["-m", "not slow and not distributed and not peers", f"--rootdir={TESTS.parent}"]
+    code = int(pytest.main([*options, *paths], plugins=[plugin]))
+    return 0 if code == 5 else code  # none of them can be run here
+
+
+def survey(room: str, sample: int, path: Path) -> Reached:
+    """Run the tests of a room as it is, once."""
+
+    def work() -> int:
+        recorder = Recorder(SOURCES / room, SOURCES)
+        code = run_tests([str(TESTS / p) for p in ROOMS[room]], recorder, sample)
+        if not code:
+            recorder.write(path)
+        return code
+
+    if not path.exists() and forked(work):
+        sys.exit(f"The tests of {room} fail without any change: mend them first.")
+    found: Reached = json.loads(path.read_text())
+    return found
+
+
+def survives(mutant: Mutant, names: list[str], sample: int) -> tuple[bool, str]:
+    """And which test has noticed it. One that takes too long is noticed by that."""
+    if not names:
+        return True, ""
+    note = Path(tempfile.mkstemp()[1])
+
+    def work() -> int:
+        sys.meta_path.insert(0, Mutated(mutant))
+        chosen = Chosen(names)
+        files = list(dict.fromkeys(name.split("::")[0] for name in names))
+        code = run_tests(files, chosen, sample)
+        note.write_text(chosen.failed)
+        return code
+
+    code = forked(work)
+    said = note.read_text()
+    note.unlink()
+    return code == 0, said
 
 
 def sampled(room: str, count: int, seed: int) -> list[Mutant]:
@@ -135,31 +171,30 @@ def main() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     results: dict[str, bool] = {}
+    kills: dict[str, int] = {}
     if given.results.exists():
-        lines = map(json.loads, given.results.read_text().splitlines())
-        results = {line["mutant"]: line["survives"] for line in lines}
+        for line in map(json.loads, given.results.read_text().splitlines()):
+            results[line["mutant"]] = line["survives"]
+            kills[line.get("by", "")] = kills.get(line.get("by", ""), 0) + 1
     rooms = list(ROOMS) if given.room == "all" else [given.room]
     chosen = {room: sampled(room, given.count, given.seed) for room in rooms}
-    for room in rooms:
-        unchanged = Mutant(f"{room}/__init__.py", -1, 0, "nothing")
-        if not survives(unchanged, given.sample):
-            sys.exit(f"The tests of {room} fail without any change: mend them first.")
-        print(f"{room}: the tests pass without a change", flush=True)
-    # All rooms in turns, so that a short run says something of each.
-    for turn in range(given.count):
-        for mutants in chosen.values():
-            if turn >= len(mutants) or repr(mutants[turn]) in results:
+    for room, mutants in chosen.items():
+        path = given.results.with_suffix(f".{room}-{given.sample}.json")
+        reached = survey(room, given.sample, path)
+        print(f"{room}: {len(reached)} tests pass without a change", flush=True)
+        for mutant in mutants:
+            if repr(mutant) in results:
                 continue
-            mutant, start = mutants[turn], time.monotonic()
-            results[repr(mutant)] = survives(mutant, given.sample)
-            word = "SURVIVES" if results[repr(mutant)] else "killed"
-            print(
-                f"{word} {mutant.file}:{mutant.line} {mutant.what} "
-                f"({time.monotonic() - start:.0f} s)",
-                flush=True,
-            )
+            start = time.monotonic()
+            names = order(reached, function_of(SOURCES, mutant), kills)
+            alive, by = survives(mutant, names, given.sample)
+            results[repr(mutant)] = alive
+            kills[by] = kills.get(by, 0) + 1
+            word = "SURVIVES" if alive else "killed"
+            seconds = f"{len(names)} tests, {time.monotonic() - start:.0f} s"
+            print(f"{word} {mutant.file}:{mutant.line} {mutant.what} ({seconds})", flush=True)
             with given.results.open("a") as file:
-                line = {"mutant": repr(mutant), "survives": results[repr(mutant)]}
+                line = {"mutant": repr(mutant), "survives": alive, "by": by}
                 file.write(json.dumps(line) + "\n")
     print(table(results, chosen))
 

@@ -42,7 +42,7 @@ class TestArguments:
     def test_no_optimizer_to_ask(self):
         says(
             SettingError,
-            "kl_clip=0.001 needs the learning rate, and there is no optimizer to ask: pass "
+            "kl_clip=0.01 needs the learning rate, and there is no optimizer to ask: pass "
             "KFAC(model, optimizer), or kl_clip=None.",
             lambda: KFAC(MLP.model()),
         )

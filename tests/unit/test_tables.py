@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,14 @@ def test_a_table_wider_than_the_terminal_folds_and_loses_nothing(terminal):
 def test_a_very_narrow_terminal_gets_plain_text(table, terminal):
     terminal(20)
     assert str(table) == PLAIN
+
+
+def test_a_very_long_table_is_not_drawn(table, terminal):
+    """Drawing thousands of rows would take seconds."""
+    terminal(80)
+    few, many = (replace(table, rows=count * table.rows[:1]) for count in (200, 201))
+    assert str(few) != few.plain()
+    assert str(many) == many.plain()
 
 
 def test_without_a_terminal_nothing_is_folded(monkeypatch):

@@ -49,6 +49,7 @@ class Block:
         factor_dtype: torch.dtype | None,
         region_terms: float | None = None,
         half_products: bool | None = None,
+        measured_in_basis: bool = False,
     ) -> None:
         self.name, self.layers, self.structure, self.inverse = name, layers, structure, inverse
         self.factors = structure.factors(layers)
@@ -64,6 +65,8 @@ class Block:
         # The factors that are decomposed; the others are merged into these, or in their basis.
         self.decomposes = tuple(n for n in structure.needs if n not in structure.in_basis)
         self._part_shapes = {name: self._shapes(name) for name in self.forms}
+        # Whether bases must depend on the factors alone, where rounding would decide.
+        self.settles = measured_in_basis or bool(structure.in_basis)
         # Whether there is something to precondition with, on all ranks together.
         self.ready = not self.decomposes
         # Terms of a region, where the layers see regions of samples instead of samples.
@@ -79,6 +82,7 @@ class Block:
         self.shares_input_with: Block | None = None  # whose factors of the inputs are the same
         self.watcher: Watcher | None = None  # sees updates before they are folded
         self.lost = ""  # what happened to a parameter that the model has no longer as it was
+        self.asleep = False  # all its parameters are frozen, and may be trained again
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -116,10 +120,11 @@ class Block:
         each = (self.inverse.shapes(own) for own in self.forms[name].section_specs)
         return tuple(shape for shapes in each for shape in shapes)
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, *, asleep: bool = False) -> None:
         """One of the parameters was replaced, resized or frozen, so that the block preconditions
-        none of them; an empty ``reason``: all are as they were."""
-        self.lost = reason
+        none of them, or all are frozen and it is ``asleep``; no ``reason``: all are as they
+        were."""
+        self.lost, self.asleep = reason, asleep
 
     # Statistics.
 
@@ -142,8 +147,9 @@ class Block:
         self.sums = {}
         return taken
 
-    def share_input(self, other: "Block") -> None:
-        """The factors of the inputs of both are the same, as both are called with one input."""
+    def share_input(self, other: "Block | None") -> None:
+        """The factors of the inputs of both are the same, as both are called with one input; of no
+        ``other`` as far as is known."""
         self.shares_input_with = other
 
     def estimate(self, new_sums: NewSums) -> NewEstimate | None:
@@ -194,7 +200,7 @@ class Block:
             for name in names
             if name in matrices
         }
-        if self.structure.in_basis and isinstance(self.inverse, Diagonalization):
+        if self.settles and isinstance(self.inverse, Diagonalization):
             for name, parts in found.items():
                 if parts is not None and not self.forms[name].diagonal:
                     own = len(parts) // max(1, len(self.forms[name].sections))

@@ -1,38 +1,48 @@
-"""Whether a model still has the parameters that its blocks were made for.
+"""Whether a model still has the parameters that its blocks were made for, and its blocks since.
 
-While a training goes on, layers are frozen and unfrozen one after the other, pruned, resized, and
-replaced as a whole; loading with ``assign=True`` replaces every parameter. A block whose weight is
-not the model's any more must not precondition the one that was, and a parameter without a block has
-to be told of, as it would keep its plain gradient without a word.
+While a training goes on, layers are unfrozen one after the other, frozen again, pruned, resized,
+and replaced as a whole; loading with ``assign=True`` replaces every parameter. A block whose weight
+is not the model's any more must not precondition the one that was, and what is trained now needs a
+block:
+
+    as it was               its block, with all that it knows
+    frozen as a whole       its block, asleep, until the layer is trained again
+    anything else           a new block, which has seen no data
 
 To look at all modules takes some microseconds and is done at every step; what has changed is worked
-out only if something has.
+out only if something has, and blocks are looked for only if something is trained that has none.
 """
 
-from collections.abc import Container, Iterable
+import hashlib
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.discovery import clean
+from natgrad.capture.discovery import BY_THE_USER, Uncovered, clean
 from natgrad.comm.layouts import is_sharded
-from natgrad.errors import CoverageError
 from natgrad.layers import Layer
 
-_ANEW = "make a new KFAC for the model as it is now"
+DIGEST = 1 << 20  # what differs between ranks is below it, so that sums of squares are exact
 
 
 class ModelChanges:
     """What is in the modules of ``root``, compared with what was there the last time."""
 
     def __init__(self, root: nn.Module, blocks: Iterable[Block]) -> None:
-        self.root, self.blocks = root, list(blocks)
+        self.root = root
+        self.adopt(blocks)
+
+    def adopt(self, blocks: Iterable[Block]) -> None:
+        """These are the model's blocks from now on; what is trained without one is known of."""
+        self.blocks = list(blocks)
         self._shapes = {p: p.shape for block in self.blocks for p in block.parameters}
         self._paths = {block: _paths(block.layers[0]) for block in self.blocks}
-        self._trained = {p for p in root.parameters() if p.requires_grad}
+        self._known = {p for p in self.root.parameters() if p.requires_grad}
         self._remember()
+        self.settle()
 
     def found(self) -> bool:
         for own, count, children, before in self._modules:
@@ -51,49 +61,72 @@ class ModelChanges:
                 return True
         return False
 
-    def follow(self) -> list[str]:
-        """Mark the blocks that the model has no longer; returns a sentence for each problem."""
+    def follow(self) -> None:
+        """Mark the blocks that cannot precondition the model as it is now, and wake the others."""
         self._remember()
-        named = {clean(name): p for name, p in self.root.named_parameters()}
-        names = {p: name for name, p in named.items()}
-        problems = []
-        told: set[nn.Parameter] = set()
+        here = set(self.root.parameters())
         for block in self.blocks:
             before, paths = self._paths[block], _paths(block.layers[0])
-            reasons = {p: self._reason(p, names) for p in block.parameters}
+            reasons = {p: self._reason(p, here) for p in block.parameters}
             for p, path in before.items():
                 if path != paths.get(p, path):
                     reasons[p] = "pruned or parametrised"
-            frozen = all(reason == "frozen" for reason in reasons.values())
-            block.lose(next(filter(None, reasons.values()), ""))
-            if block.lost and not frozen:  # what is not trained needs no preconditioning
-                which = next(p for p, reason in reasons.items() if reason)
-                problems.append(
-                    f"{block.kind} {block.name!r} keeps its plain gradient from now on, as "
-                    f"{names.get(which, 'a parameter of it')} was {block.lost} after KFAC was "
-                    f"made: {_ANEW}."
-                )
-                told |= {p for layer in block.layers for p in layer.module.parameters()}
-                told |= {p for name, p in named.items() if name.startswith(f"{block.name}.")}
-        if problems and all(block.lost for block in self.blocks):
-            raise CoverageError(
-                f"No block of KFAC belongs to {type(self.root).__name__} as it is now (parameters "
-                f"were {self.blocks[0].lost}): {_ANEW}, after load_state_dict(assign=True) or "
-                "whatever else has replaced them."
-            )
-        new = [
-            name
-            for name, p in named.items()
-            if p.requires_grad and p not in self._shapes and p not in self._trained | told
-        ]
-        if new:
-            self._trained |= {named[name] for name in new}
-            others = f" and {len(new) - 1} others" if len(new) > 1 else ""
-            problems.append(
-                f"{new[0]!r}{others} were frozen, or not there, when KFAC was made, and keep their "
-                f"plain gradients: {_ANEW}."
-            )
-        return problems
+            asleep = all(reason == "frozen" for reason in reasons.values())
+            reason = next(filter(None, reasons.values()), "")
+            block.lose(reason, asleep=asleep)
+
+    def without_block(self) -> dict[str, nn.Parameter]:
+        """What is trained now and has no block, and was not known to have none."""
+        covered = {p for block in self.blocks if not block.lost for p in block.parameters}
+        lost = {p for block in self.blocks if block.lost for p in block.parameters}
+        return {
+            clean(name): p
+            for name, p in self.root.named_parameters()
+            if p.requires_grad and p not in covered and (p in lost or p not in self._known)
+        }
+
+    def gone(self) -> bool:
+        """Whether a block belongs to nothing that the model has."""
+        return any(block.lost and not block.asleep for block in self.blocks)
+
+    def know(self, missing: Mapping[str, nn.Parameter]) -> None:
+        """These have no block and will get none."""
+        self._known |= set(missing.values())
+
+    def merged(self, found: Sequence[Block]) -> list[Block]:
+        """The blocks of the model as it is now: those that were here as they were, asleep or not,
+        and new ones of ``found`` for all else, in the order of the modules."""
+        same = {_identity(block): block for block in self.blocks if not block.lost}
+        blocks = [same.get(_identity(block), block) for block in found]
+        names = {block.name for block in blocks}
+        blocks += [b for b in self.blocks if b.asleep and b.name not in names]
+        place = {module: index for index, module in enumerate(self.root.modules())}
+        return sorted(blocks, key=lambda b: min(place.get(u.module, 0) for u in b.layers))
+
+    def problems(
+        self, missing: Mapping[str, nn.Parameter], uncovered: Mapping[str, Uncovered]
+    ) -> list[str]:
+        """A sentence for each parameter that had to have a block and got none."""
+        lost = {p: block.lost for block in self.blocks if block.lost for p in block.parameters}
+        told = []
+        for name, p in missing.items():
+            if name not in uncovered or (why := uncovered[name].reason) in BY_THE_USER:
+                continue
+            what = f", since it was {lost[p]}" if p in lost else ""
+            told.append(f"{name!r} keeps its plain gradient{what}: {why}.")
+        return told
+
+    def cannot_be_made(self, missing: Mapping[str, nn.Parameter], why: str) -> str:
+        """The sentence where no block can be made for what has none."""
+        first, others = next(iter(missing)), len(missing) - 1
+        which = f"{first!r} and {others} others keep" if others else f"{first!r} keeps"
+        lost = {p: block.lost for block in self.blocks if block.lost for p in block.parameters}
+        what = lost.get(missing[first], "unfrozen or added")
+        self.know(missing)
+        return (
+            f"{which} their plain gradients from now on, as parameters were {what} after KFAC was "
+            f"made and {why}: make a new KFAC for the model as it is now."
+        ).replace("keeps their plain gradients", "keeps its plain gradient")
 
     def uses(self) -> list[tuple[Block, Layer[Any]]]:
         """The layers that still use the weight of their block."""
@@ -104,6 +137,31 @@ class ModelChanges:
             for layer in block.layers
             if block.lost != "resized" and layer.module in modules and _holds(layer)
         ]
+
+    # What ranks compare.
+
+    def settle(self) -> None:
+        """All ranks have changed their models to what this one is now."""
+        self._settled = self._signature()
+        self._settled_objects = self._objects()
+
+    def digest(self) -> int:
+        """0 if the model is as all ranks had it, and otherwise a number of what it is now: not 0,
+        below `DIGEST`, the same on ranks that have changed it in the same way."""
+        now, objects = self._signature(), self._objects()
+        replaced = [name for name, p in objects.items() if p is not self._settled_objects.get(name)]
+        if now == self._settled and not replaced:
+            return 0
+        text = repr((now, replaced)).encode()
+        return 1 + int.from_bytes(hashlib.sha256(text).digest()[:4], "big") % (DIGEST - 1)
+
+    def _signature(self) -> list[tuple[str, tuple[int, ...], bool]]:
+        named = self.root.named_parameters()
+        return [(clean(name), tuple(p.shape), p.requires_grad) for name, p in named]
+
+    def _objects(self) -> dict[str, nn.Parameter]:
+        """Those of FSDP are other ones in every forward pass."""
+        return {clean(n): p for n, p in self.root.named_parameters() if not is_sharded(p)}
 
     def _reason(self, p: nn.Parameter, here: Container[nn.Parameter]) -> str:
         """Why a block can no longer precondition one of its parameters; empty if it can."""
@@ -124,6 +182,18 @@ class ModelChanges:
             for m in modules
             for name, p in m._parameters.items()
         ]
+
+
+def _identity(block: Block) -> tuple[Any, ...]:
+    """Two blocks with the same are of the same weight, used by the same modules. (What is kept of
+    it was chosen when the first of them was made.)"""
+    return (
+        block.name,
+        block.kind,
+        block.shape,
+        tuple(map(id, block.parameters)),
+        tuple(id(layer.module) for layer in block.layers),
+    )
 
 
 def _paths(layer: Layer[Any]) -> dict[nn.Parameter, str]:

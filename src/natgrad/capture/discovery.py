@@ -31,6 +31,8 @@ from natgrad.layers.row_parts import RowPart, Split, parts_of
 from natgrad.structures import Identity, Kronecker, Structure, UnitWise
 
 Pattern = str | nn.Module
+EXCLUDED, NOT_INCLUDED = "excluded", "not among include"
+BY_THE_USER = (EXCLUDED, NOT_INCLUDED)  # reasons that are no surprise
 StructureOf = Structure | Callable[[Layer[Any]], Structure] | None
 
 
@@ -59,14 +61,19 @@ class Choice:
     split: Split | None = None
     max_dim: int | None = None
     without_statistics: bool = False  # whether steps need no curvature
+    in_basis: bool = False  # whether steps measure along the vectors of eigenbases
 
 
-def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Uncovered]]:
-    """The blocks of ``root`` in the order of its modules, and all other parameters by name."""
+def discover(
+    root: nn.Module, choice: Choice, *, again: bool = False
+) -> tuple[list[Block], dict[str, Uncovered]]:
+    """The blocks of ``root`` in the order of its modules, and all other parameters by name.
+    ``again``: what was there at first may have gone since, with all that a pattern matched."""
     uncovered: dict[str, Uncovered] = {}
     layers: list[Layer[Any]] = []
     claimed: set[nn.Module] = set()
-    _check_patterns(root, choice)
+    if not again:
+        _check_patterns(root, choice)
     for raw_name, module in root.named_modules():
         name = clean(raw_name)
         own = list(module.named_parameters(recurse=False))
@@ -88,7 +95,11 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
                 layers += experts
             continue
         parent = root.get_submodule(raw_name.rpartition(".")[0])
-        views = [part for layer in views for part in parts_of(layer, choice.split, parent)]
+        views = [
+            part
+            for layer in views
+            for part in (parts_of(layer, choice.split, parent) if layer.call is None else [layer])
+        ]
         for layer in views:
             axis = _axis(name, module, choice)
             layer.axis_given = axis is not None
@@ -105,6 +116,7 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
             choice.factor_dtype,
             _region_terms(group, choice),
             choice.half_products,
+            choice.in_basis,
         )
         for group in _tied(layers)
     ]
@@ -118,7 +130,7 @@ def discover(root: nn.Module, choice: Choice) -> tuple[list[Block], dict[str, Un
             if id(parameter) not in biases:
                 reason = "its module computes its weight from it, and KFAC steps weights themselves"
             uncovered[full] = Uncovered(full, "", reason if parameter.requires_grad else "frozen")
-    if not blocks:
+    if not blocks and not again:
         reasons = sorted({f"{u.kind or u.name}: {u.reason}" for u in uncovered.values()})
         raise CoverageError(
             f"{type(root).__name__} has no layer that KFAC can precondition "
@@ -187,7 +199,7 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
             )
         embeddings = [layer for layer in group if isinstance(layer, Embedding)]
         if embeddings:
-            heads = [layer for layer in group if isinstance(layer, Linear)]
+            heads = [u for u in group if isinstance(u, Linear) and u.call is None]
             others = [layer for layer in group if layer not in embeddings and layer not in heads]
             ties: list[Layer[Any]] = [_transposed(head) for head in heads]
             group = [*embeddings, *ties, *others]
@@ -232,8 +244,8 @@ def _matches(name: str, module: nn.Module, patterns: Iterable[Pattern]) -> bool:
 
 def _excluded(name: str, module: nn.Module, choice: Choice) -> str:
     if choice.include is not None and not _matches(name, module, choice.include):
-        return "not among include"
-    return "excluded" if _matches(name, module, choice.exclude) else ""
+        return NOT_INCLUDED
+    return EXCLUDED if _matches(name, module, choice.exclude) else ""
 
 
 def _region_terms(uses: list[Layer[Any]], choice: Choice) -> float | None:

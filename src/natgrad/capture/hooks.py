@@ -34,6 +34,7 @@ from natgrad.capture.backwards import (
 )
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
+from natgrad.capture.function_hooks import FunctionHooks
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
@@ -80,17 +81,15 @@ class Capture:
         self.second_order = self.recomputed = ""
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
+        self.armed = False  # whether layers are watched, also if the model has lost all of them
 
     # Hooks come and go.
-    @property
-    def armed(self) -> bool:
-        return bool(self._layer_hooks.handles)
 
     def watch(self, *, layers: bool, samples: bool) -> None:
         """Have hooks on every layer, or none; and on the model itself, to count samples."""
         if layers:
             self.arm()
-        elif self._layer_hooks.handles:
+        elif self.armed:
             self.disarm()
         if samples != bool(self._root_hooks.handles):
             self.count_samples(samples)
@@ -105,15 +104,20 @@ class Capture:
 
     def arm(self) -> None:
         """Hooks on every layer."""
-        if self._layer_hooks.handles:
+        if self.armed:
             return
+        self.armed = True
         watched: dict[nn.Module, list[Use]] = {}
         for use in [use for use in self.uses if use[0].factors]:
             watched.setdefault(use[1].module, []).append(use)
         wanted: list[Registration] = []
         for module, uses in watched.items():
-            if isinstance(uses[0][1], Projection):
+            watch: FunctionHooks | ProjectionHooks | None = None
+            if uses[0][1].call is not None:
+                watch = FunctionHooks(self, uses)
+            elif isinstance(uses[0][1], Projection):
                 watch = ProjectionHooks(self, uses)
+            if watch is not None:
                 wanted += [
                     (module.register_forward_pre_hook, watch.enter, {"with_kwargs": True}),
                     # Also after an exception, or the mode would stay on for good.
@@ -127,6 +131,7 @@ class Capture:
 
     def disarm(self) -> None:
         self._layer_hooks.remove()
+        self.armed = False
 
     def rewire(self, uses: list[Use]) -> None:
         """Watch these layers from now on."""
@@ -134,6 +139,12 @@ class Capture:
         self.disarm()
         if armed:
             self.arm()
+
+    def follow(self, blocks: list[Block], uses: list[Use]) -> None:
+        """The model has other blocks now, used by these layers."""
+        self.backwards.parameters = [p for block in blocks for p in block.parameters]
+        self.axes.follow(self.root)
+        self.rewire(uses)
 
     def detach(self) -> None:
         self.disarm()

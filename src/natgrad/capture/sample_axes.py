@@ -26,10 +26,14 @@ class SampleAxes:
     """Remembers what batches have shown of each layer."""
 
     def __init__(self, root: nn.Module) -> None:
-        self._declared = _declared(root)
+        self.follow(root)
         self._known: dict[Layer[Any], int] = {}
         self._facing: dict[tuple[Layer[Any], int], Layer[Any]] = {}
         self.doubts: dict[str, None] = {}  # sentences, each once
+
+    def follow(self, root: nn.Module) -> None:
+        """The model may have other modules than before."""
+        self._declared = _declared(root)
 
     def facing(self, layer: Layer[Any], x: Any, samples: int | None) -> Layer[Any]:
         """The layer as it is called with this input."""

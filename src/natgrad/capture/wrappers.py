@@ -44,10 +44,15 @@ class Compiled:
     """All compiled modules in and around a model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._all = list(model.modules())
-        self._wrappers = [(m, m.forward) for m in self._all if is_compiled(m)]
+        self._model, self.eager = model, False
         self._modules: list[tuple[nn.Module, Any]] = []
-        self.eager = False
+        self.follow()
+
+    def follow(self) -> None:
+        """The model may have other modules than before; not while they run eagerly."""
+        if not self.eager:
+            self._all = list(self._model.modules())
+            self._wrappers = [(m, m.forward) for m in self._all if is_compiled(m)]
 
     @property
     def found(self) -> bool:

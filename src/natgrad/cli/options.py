@@ -1,5 +1,6 @@
 """Words of the command line, and the objects that they stand for."""
 
+from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, TypeVar
@@ -69,6 +70,46 @@ RefreshOption = Annotated[
     int, typer.Option(metavar="N", min=1, help="Steps between decompositions.")
 ]
 
+StatisticsOption = Annotated[
+    str | None,
+    typer.Option(metavar="SHARE", help="Of a batch that the curvature is measured on, or samples."),
+]
+MaxDimOption = Annotated[
+    str,
+    typer.Option(
+        metavar="N", help="Widest factor that is kept whole; none keeps all.", show_default=True
+    ),
+]
+
+
+def statistics(text: str | None) -> float | None:
+    """'0.25' -> 0.25, a share; '64' -> 64, a number of samples"""
+    if text is None:
+        return None
+    try:
+        found: float = int(text) if text.strip().isdecimal() else float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        found = 0.0
+    if not (0 < found <= 1 or (isinstance(found, int) and found)):
+        raise SettingError(
+            f"--statistics is {text!r} but must say which samples the curvature is measured on: "
+            "write a share above 0 and at most 1.0, such as 0.25 or 1/4, or a whole number of "
+            "samples of all ranks together."
+        )
+    return found
+
+
+def max_dim(text: str) -> int | None:
+    """'4096' -> 4096; 'none' -> None"""
+    if text == "none":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingError(
+            f"--max-dim is {text!r} but must be the most columns of a factor that is kept whole: "
+            "write a whole number, at least 1, or none to keep all of them whole."
+        )
+    return int(text)
+
 
 def size(text: str, option: str) -> int:
     """'25MiB' -> 26214400"""
@@ -126,6 +167,17 @@ def rank_counts(text: str) -> tuple[int, ...]:
             "as in 1,4,16,64."
         )
     return counts
+
+
+def in_two_levels(machines: Cluster, name: str) -> Cluster:
+    """The cluster with even slices that go inside of nodes first."""
+    if machines.node == 1:
+        nodes = [one.name for one in CLUSTERS.values() if one.node > 1]
+        raise SettingError(
+            f"--two-levels is given but --cluster {name} has one rank in a node: leave it out, or "
+            f"name one of {', '.join(nodes)}."
+        )
+    return replace(machines, two_levels=True)
 
 
 def cluster(text: str) -> tuple[Cluster, CostModel]:

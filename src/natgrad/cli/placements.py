@@ -132,7 +132,7 @@ class PlacementComparison:
 
     def train(self, name: str, plan: Plan, times: Timeline) -> Trained:
         assert self.workload is not None  # whoever asks has looked
-        model = StepModel(plan, times, self.workload, self.cluster)
+        model = StepModel(plan, times, self.workload, self.cluster, self.cost)
         seconds = model.average(self.world.update_every, self.world.refresh_every)
         return Trained(name, model, seconds, rank_memory(model))
 

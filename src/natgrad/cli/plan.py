@@ -18,6 +18,7 @@ from natgrad.lab.names import INVERSES, NETWORKS
 from natgrad.lab.registry import PATH
 from natgrad.lab.report.sizes import network_sizes
 from natgrad.placement import CLUSTERS, Plan, Workload, simulate
+from natgrad.structures import MAX_DIM
 from natgrad.tables import bytes_text
 
 SOME = ("resnet50", "transformer", "bert-large", "gpt2-xl", "llama-70b")  # an error names all
@@ -46,6 +47,10 @@ def plan(
             show_default=False,
         ),
     ] = "default",
+    two_levels: Annotated[
+        bool,
+        typer.Option("--two-levels", help="Even slices go inside of nodes, then between them."),
+    ] = False,
     calibrate: Annotated[
         Path | None,
         typer.Option(
@@ -65,6 +70,8 @@ def plan(
     inverse: options.InverseOption = "eigen",
     update_every: options.UpdateOption = 10,
     refresh_every: options.RefreshOption = 100,
+    statistics: options.StatisticsOption = None,
+    max_dim: options.MaxDimOption = str(MAX_DIM),
     wire_dtype: Annotated[
         options.WireDtype,
         typer.Option(
@@ -114,6 +121,8 @@ def plan(
         return
     network, ranks = options.needed(network, "--network"), options.needed(ranks, "--ranks")
     machines, cost = options.cluster(cluster)
+    if two_levels:
+        machines = options.in_two_levels(machines, cluster)
     machines.check_ranks(ranks)
     counts = None if sweep_ranks is None else options.rank_counts(sweep_ranks)
     if draw_sweep is not None and counts is None:
@@ -123,6 +132,7 @@ def plan(
         )
     limit = None if memory_limit is None else options.size(memory_limit, "--memory-limit")
     strategy = options.placement(placement, fraction, limit, machines, cost)
+    some = options.statistics(statistics)
     found = _network(network)
     model = found.without_weights()
     shape = found.sample if sample is None else options.shape(sample)
@@ -134,12 +144,18 @@ def plan(
         inverse=INVERSES[inverse](),
         update_every=update_every,
         refresh_every=refresh_every,
+        statistics=some,
+        max_dim=options.max_dim(max_dim),
         distributed=Distributed(wire_dtype=wire_dtype.made()),
     )
     workload: Workload | None = None
     if counted is not None:
         workload = counted.workload(
-            kfac.blocks, kfac.plan.blocks, batch=batch, optimizer_bytes=optimizer_bytes
+            kfac.blocks,
+            kfac.plan.blocks,
+            batch=batch,
+            optimizer_bytes=optimizer_bytes,
+            measured=1.0 if some is None else some,
         )
     elif drawn := timeline or json or counts:
         raise SettingError(

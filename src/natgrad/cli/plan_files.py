@@ -18,7 +18,7 @@ from natgrad.placement import Kind
 Picture = Callable[[str | PathLike[str]], object]
 
 # Told apart by readers who do not see red and green apart (Okabe and Ito 2008).
-_COLOURS = "56b4e9 999999 0072b2 f0e442 e69f00 d55e00 cc79a7 b8a9c9 009e73 66c2a5"
+_COLOURS = "56b4e9 999999 0072b2 f0e442 e69f00 b15928 d55e00 cc79a7 b8a9c9 009e73 66c2a5"
 _COLOUR_OF = {s: f"#{colour}" for s, colour in zip(STAGES, _COLOURS.split(), strict=True)}
 _LANES = ("compute", "communication")
 

@@ -54,7 +54,7 @@ class RankSweep:
         plan = self._plan(ranks)
         world = plan.world
         times = simulate(plan, self.cluster, self.cost)
-        model = StepModel(plan, times, self.workload, self.cluster)
+        model = StepModel(plan, times, self.workload, self.cluster, self.cost)
         seconds = model.average(world.update_every, world.refresh_every)
         without = model.step(Kind.WITHOUT).seconds
         return RankPoint(ranks, plan.strategy, seconds, without)

@@ -11,6 +11,7 @@ STAGES = {
     "backward": "backward, statistics",
     "gradients": "gradients (all-reduce)",
     "factors": "factors (sums)",
+    "fold": "running averages of factors",
     "decompose": "decompositions",
     "share": "inverses (broadcast)",
     "gather": "gradients to workers",

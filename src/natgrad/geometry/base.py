@@ -38,6 +38,12 @@ class Geometry(ABC):
         how long the gradient was, and the KL clip means something."""
         return False
 
+    @property
+    def measures_in_basis(self) -> bool:
+        """Whether something is measured along each vector of an eigenbasis, which must then depend
+        on the curvature alone, also where any other one would do as well."""
+        return False
+
     def check(self, inverse: Inverse) -> None:
         """Raise CoverageError for an inverse that cannot be used with this geometry.
 

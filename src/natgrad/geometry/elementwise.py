@@ -18,6 +18,8 @@ from natgrad.geometry.base import Geometry, Kept, Shape
 from natgrad.inverses import Decomposed, Diagonalization, Inverse
 from natgrad.inverses.base import no_basis
 
+_NOISE = 64.0  # rounding errors of a rotated gradient, over those of its largest coordinate
+
 
 @dataclass(frozen=True)
 class Elementwise(Geometry):
@@ -33,6 +35,10 @@ class Elementwise(Geometry):
 
     def __post_init__(self) -> None:
         check_numbers(self, decay=FRACTION, eps=POSITIVE)
+
+    @property
+    def measures_in_basis(self) -> bool:
+        return True
 
     def check(self, inverse: Inverse) -> None:
         if not isinstance(inverse, Diagonalization):
@@ -54,5 +60,9 @@ class Elementwise(Geometry):
 
     def step(self, block: Decomposed, m: Tensor, kept: Kept, damping: Damping, out: Tensor) -> None:
         weight = kept["second_weight"].clamp(min=torch.finfo(m.dtype).tiny).view(-1, 1, 1)
-        root = (kept["second"] / weight).sqrt_().add_(self.eps)
-        out.copy_(block.rotate_back(block.rotate(m).div_(root)))
+        root = (kept["second"] / weight).sqrt_()
+        # With fewer samples than dimensions most coordinates have no gradient: rounding errors over
+        # rounding errors would be steps as long as all others.
+        seen = root > _NOISE * torch.finfo(m.dtype).eps * root.amax((1, 2), keepdim=True)
+        turned = block.rotate(m).div_(root.add_(self.eps)).mul_(seen)
+        out.copy_(block.rotate_back(turned))

@@ -11,7 +11,8 @@ Factors of Shampoo's instead of K-FAC's give Mousse (arXiv 2603.09697) and FISMO
 the inputs' factor alone gives Newton-Muon (arXiv 2604.01472).
 
 The roots are kept as matrices and change at a refresh, so that a step is two products, the polar
-factor, and two products.
+factor, and two products. On CPUs whitening and polar factor are one thing, which takes one product
+with the longer side instead of two (`natgrad.linalg.whitened_polar`).
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from natgrad.checks import Range, check_numbers, check_whole_fields
 from natgrad.damping import Damping
 from natgrad.geometry.base import Geometry, Kept, Shape
 from natgrad.inverses import Decomposed
-from natgrad.linalg.polar import operations, polar
+from natgrad.linalg.polar import growth, operations, polar
+from natgrad.linalg.whitened_polar import whitened_polar
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Spectral(Geometry):
     Arguments:
         power: ``p``, how far the curvature is whitened: 0 measures none and is Muon, 1 is all of
             it. A half has won most comparisons.
-        steps: polynomials of `natgrad.linalg.polar`.
+        steps: polynomials of `natgrad.linalg.polar`. Where the polar factor is not made of these,
+            on CPUs, they say by how much small singular values grow at most.
     """
 
     power: float = 0.5
@@ -47,12 +50,24 @@ class Spectral(Geometry):
         return self.power > 0
 
     def operations(self, shape: Shape) -> float:
+        # As GPUs do it. On CPUs it is less, by how much depends on LAPACK.
         groups, rows, cols = shape
         return groups * operations(rows, cols, self.steps)
 
     def step(self, block: Decomposed, m: Tensor, kept: Kept, damping: Damping, out: Tensor) -> None:
         if self.power == 0:
             out.copy_(polar(m, self.steps))
+            return
+        rows, cols = m.shape[1:]
+        tall = rows > cols
+        sides = block.sides(self.power, damping, squared=1 if tall else 2) if m.is_cpu else None
+        if sides is not None:
+            left, right = sides
+            most = growth(self.steps)
+            if tall:
+                whitened_polar(right, m.mT, left, most, out.mT)
+            else:
+                whitened_polar(left, m, right, most, out)
             return
         white = polar(block.whiten(m, self.power, damping, out), self.steps)
         block.whiten(white, self.power, damping, out)

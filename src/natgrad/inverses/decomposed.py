@@ -18,15 +18,16 @@ drops what was computed from them.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from natgrad.damping import Damping
 from natgrad.inverses.factor import DecomposedFactor, solved_rows, spectrum
 from natgrad.inverses.functions import DampedPower, Function
 from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
-from natgrad.linalg.products import scaled, two_sided
+from natgrad.linalg.products import sandwiched, scaled
 from natgrad.specs import AppliedRoom
+
+Sides = tuple[Matrix | None, Matrix | None]
 
 
 class Decomposed(ABC):
@@ -82,6 +83,17 @@ class Decomposed(ABC):
             out: ``[b, rows, cols]``, where the result is written; ``None`` makes a new tensor.
         """
         return self.apply(DampedPower(-power / 2, damping), m, out)
+
+    def sides(self, power: float, damping: Damping, squared: int | None = None) -> Sides | None:
+        """The matrices that ``whiten`` multiplies with from the left and from the right, of a
+        product of two factors; ``None`` of other blocks. They are kept until the factors change.
+
+        Arguments:
+            power: as for ``whiten``.
+            damping: as for ``whiten``.
+            squared: 1 or 2 for the left or the right one squared; ``None`` for both as they are.
+        """
+        return None
 
     def rotate(self, m: Tensor) -> Tensor:
         """Coordinates in the eigenbasis of the block, of those inverses that have one.
@@ -185,8 +197,8 @@ class FactorProduct(Decomposed):
     def __init__(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> None:
         self.g, self.a = g, a
         self._explicit = all(f is None or f.explicit() is not None for f in (g, a))
-        self._whitens: float | None = None
-        self._roots: tuple[Matrix | None, Matrix | None] = (None, None)
+        self._whitens: tuple[float, int | None] | None = None
+        self._roots: Sides = (None, None)
 
     def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
         if not isinstance(function, DampedPower):
@@ -212,11 +224,19 @@ class FactorProduct(Decomposed):
         self, m: Tensor, power: float, damping: Damping, out: Tensor | None = None
     ) -> Tensor:
         """The root of each side is kept as a matrix until the factors change."""
-        if self._whitens != power:
-            left, right = (None if f is None else f.matrix(-power / 2) for f in (self.g, self.a))
-            self._whitens, self._roots = power, (left, right)
-        left, right = self._roots
+        left, right = self.sides(power, damping)
         return sandwiched(left, m, right, out)
+
+    def sides(self, power: float, damping: Damping, squared: int | None = None) -> Sides:
+        if self._whitens != (power, squared):
+            left, right = (
+                None
+                if factor is None
+                else factor.matrix(-power if squared == place else -power / 2)
+                for place, factor in ((1, self.g), (2, self.a))
+            )
+            self._whitens, self._roots = (power, squared), (left, right)
+        return self._roots
 
     def along_inputs(self, m: Tensor) -> Tensor | None:
         return None if self.a is None else self.a.power_rows(m, 1.0)
@@ -263,25 +283,3 @@ def numbers_of(matrix: Matrix | None) -> Iterator[Tensor]:
         yield from matrix.sections
     elif matrix is not None:
         yield matrix
-
-
-def sandwiched(
-    left: Matrix | None, m: Tensor, right: Matrix | None, out: Tensor | None = None
-) -> Tensor:
-    """``left m right``.
-
-    Arguments:
-        left: ``[b, r, r]``, whole or in blocks, a diagonal ``[b, r]``, or ``None`` for the
-            identity.
-        m: ``[b, r, c]``.
-        right: ``[b, c, c]``, ``[b, c]``, or ``None``.
-        out: ``[b, r, c]``, where the result is written; ``None`` makes a new tensor.
-    """
-    empty = m.new_empty(0)
-    first, last = (empty if side is None or side.ndim == 2 else side for side in (left, right))
-    out = two_sided(first, m, last, torch.empty_like(m) if out is None else out)
-    if isinstance(left, Tensor) and left.ndim == 2:
-        out *= left.unsqueeze(2)
-    if isinstance(right, Tensor) and right.ndim == 2:
-        out *= right.unsqueeze(1)
-    return out

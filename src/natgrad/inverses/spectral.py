@@ -20,12 +20,12 @@ from torch import Tensor
 from natgrad.damping import Damping, Relative
 from natgrad.inverses.base import Inverse, Parts
 from natgrad.inverses.basis import Bases, Basis
-from natgrad.inverses.decomposed import Decomposed, numbers_of, sandwiched
+from natgrad.inverses.decomposed import Decomposed, Sides, numbers_of
 from natgrad.inverses.factor import DecomposedFactor
 from natgrad.inverses.functions import DampedPower, Function, damped, relative
 from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.eigh import settle_null_spaces
-from natgrad.linalg.products import filtered, product, scaled
+from natgrad.linalg.products import filtered, product, sandwiched, scaled
 from natgrad.specs import AppliedRoom, FactorCost, FactorSpec
 
 
@@ -183,8 +183,8 @@ class SpectralProduct(Decomposed):
         self.g, self.a, self.given, self._again = g, a, values, again
         self._function: Function | None = None
         self._scale: Tensor | None = None
-        self._whitens: tuple[float, Damping] | None = None
-        self._roots: tuple[Matrix | None, Matrix | None] = (None, None)
+        self._whitens: tuple[float, Damping, int | None] | None = None
+        self._roots: Sides = (None, None)
 
     def values(self, shape: torch.Size) -> Tensor:
         """All eigenvalues, in that shape.
@@ -266,17 +266,25 @@ class SpectralProduct(Decomposed):
         ``sqrt(damping) / pi`` for G with ``pi^2 = mean(l_A) / mean(l_G)``; a `Relative` one is a
         share of each factor's own mean. Eigenvalues that are no product have no such sides.
         """
-        if self.given is not None or self.g is None or self.a is None:
+        sides = self.sides(power, damping)
+        if sides is None:
             return super().whiten(m, power, damping, out)
-        if self._whitens != (power, damping):
+        return sandwiched(sides[0], m, sides[1], out)
+
+    def sides(self, power: float, damping: Damping, squared: int | None = None) -> Sides | None:
+        if self.given is not None or self.g is None or self.a is None:
+            return None
+        if self._whitens != (power, damping, squared):
             added = _split(self.g.values, self.a.values, damping)
-            roots = [
-                Basis(basis.rows, basis.values + own).root(DampedPower(-power / 2))
-                for basis, own in zip((self.g, self.a), added, strict=True)
-            ]
-            self._whitens, self._roots = (power, damping), (roots[0], roots[1])
-        left, right = self._roots
-        return sandwiched(left, m, right, out)
+            self._roots = (None, None)  # before there are new ones
+            left, right = (
+                Basis(basis.rows, basis.values + own).root(
+                    DampedPower(-power if squared == place else -power / 2)
+                )
+                for place, basis, own in zip((1, 2), (self.g, self.a), added, strict=True)
+            )
+            self._whitens, self._roots = (power, damping, squared), (left, right)
+        return self._roots
 
     def _filtered(self, m: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
         empty = m.new_empty(0)

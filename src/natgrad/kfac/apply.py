@@ -79,6 +79,13 @@ class Preconditioning:
         self._factor = factor = torch.where(finite, factor, torch.zeros_like(factor))
         self._scale(factor, owned, others, outers)
 
+    def take_over(self, other: "Preconditioning") -> None:
+        """Go on from one with other blocks, which has taken the last step: the optimizer's step on
+        what that has left may still come."""
+        self.zeroed, self._factor = other.zeroed, other._factor
+        self.refreshes, self.looks_left = other.refreshes, other.looks_left
+        self.gradients.take_over(other.gradients)
+
     @property
     def moved(self) -> bool:
         """Whether the last step was one; otherwise something in it was not finite."""

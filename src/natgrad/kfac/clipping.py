@@ -4,21 +4,30 @@ A step ``d`` changes the model's predictions by ``KL ~ 1/2 d^T F d``. With ``d =
 is ``1/2 lr^2 <F^-1 grad, grad>``: the curvature need not be multiplied once more, an inner product
 a block is enough. The step is a trust region in that metric (Pauloski 2022, eq. 16):
 
-    nu = min(1, sqrt(kl_clip / sum_blocks lr^2 |<preconditioned, raw>|))
+    nu = min(1, sqrt(kl_clip / sum_blocks reach^2 |<preconditioned, raw>|)),  reach = lr / (1 - m)
+
+An optimizer with momentum ``m`` goes on along a gradient: ``lr d`` now, ``m lr d`` at the next
+step, ``lr / (1 - m) d`` in all. The paper has ``lr`` alone. While gradients agree, as they do in
+the first steps, weights then move ``1 / (1 - m)`` times as far as the clip allows: 100 times its KL
+with 0.9, and a network without norm layers explodes. Its bound is ``kl_clip / (1 - m)^2`` here.
 
 It is one number for the whole model, so that the clip changes the length of a step and never its
 direction. The learning rate is the optimizer's, which has to be known for that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+_LEAST = 1e-3  # of 1 - m: nobody means a momentum of 1 to the letter
+
 
 class LearningRates:
-    """The learning rate that a parameter has now in the optimizer that holds it; 0 in none."""
+    """How far the optimizer that holds a parameter goes along its gradient, now and by momentum:
+    its learning rate, without momentum; 0 in none."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.optimizers = tuple(optimizers)
@@ -32,7 +41,7 @@ class LearningRates:
         if not self.optimizers:
             return
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        values = [float(group["lr"]) for group in groups]
+        values = [_reach(group) for group in groups]
         # Other ones in a copy, after another optimizer has come, and where one was put in a group.
         parameters = [[id(p) for p in group["params"]] for group in groups]
         if self._parameters != parameters:
@@ -51,8 +60,18 @@ class LearningRates:
         return 0.0 if index is None else self._values[index]
 
 
+def _reach(group: Mapping[str, Any]) -> float:
+    """``lr / (1 - m)``, or ``lr (1 - dampening) / (1 - m)`` as `torch.optim.SGD` has it, where the
+    first step is ``lr`` all the same. Adam's first moment is a mean, which goes no further."""
+    rate, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
+    if not momentum:
+        return rate
+    kept = 1.0 - float(group.get("dampening", 0.0))
+    return rate * max(1.0, kept / max(1.0 - momentum, _LEAST))
+
+
 def kl_scale(total: Tensor, clip: float | None) -> Tensor:
-    """``min(1, sqrt(clip / total))`` for ``total = sum lr^2 |<preconditioned, raw>|``.
+    """``min(1, sqrt(clip / total))`` for ``total = sum reach^2 |<preconditioned, raw>|``.
 
     Pauloski 2022, eq. 16.
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from torch import nn
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.discovery import Uncovered, clean
+from natgrad.capture.discovery import BY_THE_USER, Uncovered, clean
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.damping import Relative
 from natgrad.geometry import Euclidean
@@ -148,7 +148,7 @@ def _coverage(kfac: Looked) -> Row:
     blocks = {id(p): block for block in kfac.blocks for p in block.parameters}
     for raw, p in kfac.model.named_parameters():
         why = kfac.uncovered.get(clean(raw))
-        chosen = why is not None and why.reason in ("excluded", "not among include")
+        chosen = why is not None and why.reason in BY_THE_USER
         if not p.requires_grad or chosen:
             continue
         block = blocks.get(id(p))

@@ -27,6 +27,11 @@ class QuadraticModel:
         self.remembered: list[tuple[nn.Parameter, Tensor, Tensor]] = []
         self._gradient_scale = self._weight = 1.0
 
+    def take_over(self, other: "QuadraticModel") -> None:
+        """Go on from one with other blocks; what these say of a step that was taken is left out."""
+        self.remembered = other.remembered
+        self._gradient_scale, self._weight = other._gradient_scale, other._weight
+
     def remember(self, gradient_scale: float, weight: float) -> None:
         """Weights and gradients before the step; the scale makes the gradient that of a sample's
         mean loss, which is what the curvature is of, and the weights of all ranks make the loss

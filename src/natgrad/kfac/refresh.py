@@ -24,6 +24,7 @@ from natgrad.comm.wire import Plain
 from natgrad.inverses import Parts
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.forecast import Forecast
+from natgrad.kfac.newcomers import Newcomers
 from natgrad.kfac.ranks.copying import Copying
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import Values
@@ -42,8 +43,8 @@ _LARGE = 2048
 class Refresh:
     """Called at every step; decomposes what is due by the clock or by its measured drift."""
 
-    def __init__(self, team: Team, clocks: Clocks) -> None:
-        self.team, self.clocks = team, clocks
+    def __init__(self, team: Team, clocks: Clocks, newcomers: Newcomers) -> None:
+        self.team, self.clocks, self.newcomers = team, clocks, newcomers
         self.forecast = Forecast(team)
         # A layer that shares its input with another comes after that one.
         self.blocks = list(team.blocks.values())
@@ -64,7 +65,7 @@ class Refresh:
     def __call__(self, step: Step) -> list[str]:
         """Returns what went wrong, a sentence each."""
         keys = self.clocks.due(step.index)
-        if not (keys or step.updates or self.clocks.takes_turns):
+        if not (keys or step.updates or self.clocks.takes_turns or self.newcomers.born):
             return []
         due = {block: self._due(block, step, keys) for block in self.blocks}
         if step.updates and self.clocks.drifts:
@@ -104,6 +105,8 @@ class Refresh:
         if self.clocks.takes_turns:
             index, count = self.team.order[block], len(self.blocks)
             due |= {name for name in own if self.clocks.turn(name, step.index, index, count)}
+        if self.newcomers.born:
+            due |= self.newcomers.refreshed(block, step.index)
         return due
 
     def _add_drifted(self, due: Due, now: Values) -> None:

@@ -7,14 +7,15 @@ counts, as whatever else the computer does only adds to it. All calls take turns
 that a slow moment of the computer spoils one round of all and not all rounds of one.
 
 Decompositions are those of the library, as a refresh calls them (`natgrad.inverses.contained`), not
-the bare routines of LAPACK: copies and checks are part of what a refresh takes.
+the bare routines of LAPACK: copies and checks are part of what a refresh takes. What the rest of a
+step takes is measured on steps (`step_calibration`).
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil, inf
 
@@ -24,6 +25,7 @@ from natgrad.checks import POSITIVE, check_numbers, check_whole
 from natgrad.comm import Communicator
 from natgrad.errors import SettingError
 from natgrad.inverses import Cholesky, Eigen, Inverse, contained
+from natgrad.lab.step_calibration import passing
 from natgrad.linalg.products import product
 from natgrad.placement import (
     Circumstances,
@@ -47,6 +49,7 @@ Track = Callable[[Sequence[Job], str], Iterable[Job]]
 _BATCHED = 32
 _MANY = 64
 _MOST_REPEATS = 10_000
+_MEETINGS = 20
 # Below what a clock can tell: a further matrix that came for nothing.
 _NOTHING = 1e-9
 
@@ -61,15 +64,20 @@ class CalibrationSettings:
         nbytes: of the buffers of collectives.
         rounds: of which the fastest counts.
         round_seconds: how long one lasts at least, by repeating a call.
+        layers: of the network whose steps show what a layer costs beside its products.
+        width: of the layer whose steps show what a number costs.
     """
 
     sizes: tuple[int, ...] = (2, 8, 32, 64, 128, 256, 512, 1024)
     nbytes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24)
     rounds: int = 10
     round_seconds: float = 0.01
+    layers: int = 64
+    width: int = 1024
 
     def __post_init__(self) -> None:
-        check_whole(self.rounds, "CalibrationSettings.rounds", 1)
+        for name in ("rounds", "layers", "width"):
+            check_whole(getattr(self, name), f"CalibrationSettings.{name}", 1)
         check_numbers(self, round_seconds=POSITIVE)
         for name in ("sizes", "nbytes"):
             values = getattr(self, name)
@@ -108,6 +116,9 @@ KERNELS: Mapping[Routine, Kernel] = {
 class RankTimer:
     """Seconds of calls on all ranks in step, the same on each of them.
 
+    They last from the start of a rank until all are done. Where there are more ranks than cores,
+    some begin when others have ended: each by itself would seem to have a core of its own.
+
     Arguments:
         comm: the ranks that call it together.
         clock: seconds since some moment.
@@ -130,8 +141,21 @@ class RankTimer:
         for _ in range(repeats):
             call()
         self.finish()
-        seconds: list[float] = self.comm.gather((self.clock() - start) / repeats)
+        own = self.clock() - start
+        self.comm.gather(None)
+        together = self.clock() - start - self.meeting
+        seconds: list[float] = self.comm.gather(max(own, together) / repeats)
         return max(seconds)
+
+    @cached_property
+    def meeting(self) -> float:
+        """Seconds until all ranks have heard of each other, at least."""
+        found = inf
+        for _ in range(_MEETINGS):
+            start = self.clock()
+            self.comm.gather(None)
+            found = min(found, self.clock() - start)
+        return found
 
     def repeats(self, call: Call, seconds: float) -> int:
         """How many calls last that long.
@@ -194,9 +218,11 @@ def calibrate(
         Routine.PRODUCT.operations(size) / first
         for size, first in zip(best.sizes, best.first, strict=True)
     )
+    cost = MeasuredCost(flops, **tables)
+    carried, folded = passing(timer, settings.rounds, settings.layers, settings.width, cost, device)
     return MeasuredCluster(
         fit_links(collectives, flops) if collectives else Cluster(flops),
-        MeasuredCost(flops, **tables),
+        replace(cost, carried=carried, folded=folded),
         tuple(collectives),
         comm.gather(_circumstances(comm, device))[0],
     )

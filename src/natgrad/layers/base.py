@@ -38,6 +38,7 @@ class Layer(ABC, Generic[M]):
     groups: int = 1
     batch_axis: int = 0
     axis_given: bool = False  # whether the user said so; otherwise batches may show another one
+    call: Any = None  # the function of the module that is watched, `natgrad.layers.called.Call`
 
     def __init__(self, name: str, module: M) -> None:
         self.name = name

@@ -8,7 +8,9 @@ its own for parameters and without hooks, is called on a few numbers, and what c
                      over the last axis or over channels; also with 1 + w, whose derivative with
                      respect to w is the same x_hat
     W x (+ b)        with the weight as it is, or transposed
-    Base.forward(x)  where the class derives from one that has a layer
+    gamma x          a layer scale, over the last axis or over channels
+    Base.forward(x)  where the class derives from one that has a layer; or that with something
+                     around it, or with another weight (`natgrad.layers.called`)
 
 ``eps`` is read off the outputs, at inputs so small that it shows. A module that computes anything
 else keeps its plain gradient; nothing is guessed. The module itself is never called: FSDP, DTensor,
@@ -25,12 +27,15 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from natgrad.layers.base import Layer
+from natgrad.layers.called import call_of, called_layers
 from natgrad.layers.linear import RowInputs
 from natgrad.layers.norm import ChannelNorm, LayerNorm, RMSNorm
 from natgrad.layers.registry import by_behaviour, views_of_base
+from natgrad.layers.scale import Scale
 
 _CLOSE = 2e-5  # relative; modules may compute in float32
 _ROUNDING = 1e-6  # of a small number that a bias was added to
+_LOOKED_UP = 64
 # Rows of inputs have these scales: eps shows in the small ones.
 _SCALES = (1.0, 3.0, 1e-2, 1e-3, 1e-5)
 
@@ -73,12 +78,21 @@ def found(name: str, module: nn.Module) -> "Layer[Any] | list[Layer[Any]] | str 
             made = views(name, module)
             return made if isinstance(made, Layer) else list(made)
         other = f"its forward computes something else than that of {base.__name__}"
-        return _tried(name, module) or other
+        return _tried(name, module) or _called_inside(name, module, base) or other
     return _tried(name, module)
+
+
+def _called_inside(name: str, module: Any, base: type[nn.Module]) -> "list[Layer[Any]] | None":
+    """Its layers, if it does with its weight what the base class does, inside of something else."""
+
+    call = call_of(base, _twins(module), list(_inputs(base, module)))
+    return None if call is None else called_layers(name, module, call)
 
 
 def _tried(name: str, module: nn.Module) -> "Layer[Any] | None":
     own = dict(module.named_parameters(recurse=False))
+    if len(own) == 1 and (layer := _scale(name, module, next(iter(own.values())))) is not None:
+        return layer
     if "weight" not in own or set(own) - {"weight", "bias"} or list(module.children()):
         return None
     if any(p.ndim != 1 for p in own.values() if p is not own["weight"]):
@@ -86,6 +100,22 @@ def _tried(name: str, module: nn.Module) -> "Layer[Any] | None":
     if own["weight"].ndim == 1:
         return _norm(name, module)
     return _product(name, module) if own["weight"].ndim == 2 else None
+
+
+def _scale(name: str, module: nn.Module, parameter: Tensor) -> Scale | None:
+    """Of a module that multiplies its input by its only parameter, ``[c]`` or ``[c, 1, 1]``."""
+    features = parameter.numel()
+    if features < 2 or max(parameter.shape) != features or list(module.children()):
+        return None
+    twin = _twin(module)
+    (gamma,) = (p.flatten() for p in twin._parameters.values() if p is not None)
+    last = [_numbers(3, features), _numbers(2, 3, features)]
+    if all(_same(_called(twin, x), gamma * x) for x in last):
+        return Scale(name, module, parameter, channels=False)
+    image = _numbers(2, features, 3, 4)
+    if _same(_called(twin, image), gamma.view(-1, 1, 1) * image):
+        return Scale(name, module, parameter, channels=True)
+    return None
 
 
 def _product(name: str, module: nn.Module) -> MatrixProduct | None:
@@ -148,12 +178,11 @@ def _on_pixels(twin: nn.Module, rows: Tensor) -> Tensor | None:
 
 
 def _forward_is_that_of(base: type[nn.Module], module: nn.Module) -> bool:
-    inputs = list(_inputs(base, module))
+    inputs, twin = list(_inputs(base, module)), _twins(module)
     for training in (True, False):
         for x in inputs:
-            one, other = _twin(module), _twin(module)
-            one.training = other.training = training
-            mine, known = _called(one, x), _called(other, x, base.forward)
+            mine = _called(twin(training), x)
+            known = _called(twin(training), x, base.forward)
             if known is None or not _same(mine, known):
                 return False
     return bool(inputs)
@@ -184,8 +213,12 @@ def _twin(module: nn.Module) -> Any:
     twin = copy.copy(module)
     state = twin.__dict__ = dict(module.__dict__)
     generator = torch.Generator().manual_seed(1)
+    # Of a vocabulary only the entries that are looked up.
+    rows = _LOOKED_UP if isinstance(module, nn.Embedding) else None
+    if rows is not None and (module.padding_idx or 0) >= rows:
+        state["padding_idx"] = None
     state["_parameters"] = {
-        key: None if p is None else torch.rand(p.shape, generator=generator).double() + 0.5
+        key: None if p is None else torch.rand(p[:rows].shape, generator=generator).double() + 0.5
         for key, p in module._parameters.items()
     }
     state["_buffers"] = {
@@ -193,6 +226,23 @@ def _twin(module: nn.Module) -> Any:
         for key, b in module._buffers.items()
     }
     return twin
+
+
+def _twins(module: nn.Module) -> Callable[[bool], Any]:
+    """Makes further twins, in training or not, with the numbers of one: a random weight takes
+    longer than a call. Buffers, which a call may change, are their own."""
+    first = _twin(module)
+
+    def make(training: bool) -> Any:
+        twin = copy.copy(first)
+        state = twin.__dict__ = dict(first.__dict__)
+        given, kept = first._parameters, first._buffers
+        state["_parameters"] = {k: None if p is None else p.detach() for k, p in given.items()}
+        state["_buffers"] = {k: None if b is None else b.clone() for k, b in kept.items()}
+        state["training"] = training
+        return twin
+
+    return make
 
 
 def _called(twin: nn.Module, x: Tensor, forward: Callable[..., Any] | None = None) -> Tensor | None:

@@ -36,7 +36,6 @@ class Conv(SharedInput[Any]):
         self.pads = numeric_padding(module)
         # Modes other than zeros are padded before anything else, and then there is no padding.
         self.zero_pads = self.pads if module.padding_mode == "zeros" else ((0, 0),) * self.dims
-        self._geometry = self._correlation_geometry()
 
     @property
     def rows(self) -> int:
@@ -68,9 +67,9 @@ class Conv(SharedInput[Any]):
         return geometry if Correlations.pays(geometry) else None
 
     def input_form(self) -> Form:
-        if self._geometry is None:
+        if (geometry := self._correlation_geometry()) is None:
             return super().input_form()
-        return Correlations(self.module.in_channels, self._geometry, self.bias is not None)
+        return Correlations(self.module.in_channels, geometry, self.bias is not None)
 
     def _padded(self, x: Tensor) -> Tensor:
         """Padded, if that is not by zeros."""

@@ -19,6 +19,7 @@ _VIEWS: dict[type[nn.Module] | str, Views] = {}
 # Finds the layers of a module that no class is registered for; a string says why there are none.
 Fallback = Callable[[str, nn.Module], "Layer[Any] | Sequence[Layer[Any]] | str | None"]
 _FALLBACKS: list[Fallback] = []
+_FIRST: list[Fallback] = []
 
 
 class NotCovered(Exception):  # noqa: N818 (it is an answer, not an error)
@@ -55,6 +56,17 @@ def by_behaviour(find: Fallback) -> Fallback:
     return find
 
 
+def first_of_all(find: Fallback) -> Fallback:
+    """Decorator of a function that is asked before classes are looked at: a module may compute its
+    weight without a class of its own.
+
+    Arguments:
+        find: as for `by_behaviour`.
+    """
+    _FIRST.append(find)
+    return find
+
+
 def views_of_base(cls: type[nn.Module]) -> tuple[type[nn.Module], Views] | None:
     """The next class that a class derives from and that is registered, with what makes its layers.
 
@@ -85,6 +97,9 @@ def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
         module: one that has parameters of its own.
     """
     try:
+        for find in _FIRST:
+            if (found := find(name, module)) is not None:
+                return found if isinstance(found, str) else _listed(found)
         for cls in type(module).__mro__:
             views = _VIEWS.get(cls) or _VIEWS.get(f"{cls.__module__}.{cls.__qualname__}")
             if views is not None:

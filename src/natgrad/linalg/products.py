@@ -57,6 +57,28 @@ def two_sided(
     return product(product(left, m, scratch), right, out)
 
 
+def sandwiched(
+    left: Matrix | None, m: Tensor, right: Matrix | None, out: Tensor | None = None
+) -> Tensor:
+    """``left m right``.
+
+    Arguments:
+        left: ``[b, r, r]``, whole or in blocks, a diagonal ``[b, r]``, or ``None`` for the
+            identity.
+        m: ``[b, r, c]``.
+        right: ``[b, c, c]``, ``[b, c]``, or ``None``.
+        out: ``[b, r, c]``, where the result is written; ``None`` makes a new tensor.
+    """
+    empty = m.new_empty(0)
+    first, last = (empty if side is None or side.ndim == 2 else side for side in (left, right))
+    out = two_sided(first, m, last, torch.empty_like(m) if out is None else out)
+    if isinstance(left, Tensor) and left.ndim == 2:
+        out *= left.unsqueeze(2)
+    if isinstance(right, Tensor) and right.ndim == 2:
+        out *= right.unsqueeze(1)
+    return out
+
+
 def scaled(values: Tensor, m: Tensor) -> Tensor:
     """``diag(values) m`` for ``values [b, d]`` and ``m [b, d, k]``."""
     return values.unsqueeze(-1) * m

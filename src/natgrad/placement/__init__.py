@@ -31,10 +31,10 @@ from natgrad.placement.cluster_files import (
     read_cluster,
     write_cluster,
 )
+from natgrad.placement.collectives import Collective, Flows
 from natgrad.placement.cost import CostModel, Flops
-from natgrad.placement.flows import Collective, Flows
 from natgrad.placement.link_fit import CollectiveSeconds, fit_links
-from natgrad.placement.measured_cost import MeasuredCost, SecondsBySize
+from natgrad.placement.measured_cost import MeasuredCost, Passing, SecondsBySize
 from natgrad.placement.ops import (
     ApplyOp,
     Decompose,
@@ -99,6 +99,7 @@ __all__ = [
     "Memory",
     "Message",
     "Op",
+    "Passing",
     "Placement",
     "Plan",
     "Precondition",

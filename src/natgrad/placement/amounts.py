@@ -105,18 +105,18 @@ class Work:
 def agreement_of(plan: Travel, other_numbers: int) -> Agreement:
     """Bytes of the numbers, 8 bytes each, on which ranks agree.
 
-    At an update: 9 for all; of every block whether it has a gradient and whether its statistics are
-    finite; of every factor its terms and, for a unit, its size. At a refresh: who decomposed a
-    factor and who failed. At every step: the samples, the blocks that have a gradient, and whether
-    gradients that no rank has whole are finite.
+    At an update: 11 for all; of every block whether it has a gradient and whether its statistics
+    are finite; of every factor its terms and, for a unit, its size. At a refresh: who decomposed a
+    factor and who failed. At every step: the samples, two numbers of what the model is, the blocks
+    that have a gradient, and whether gradients that no rank has whole are finite.
 
     Arguments:
         plan: what the ranks do.
         other_numbers: how many numbers are in the gradients of parameters without a block.
     """
     world, blocks, factors = plan.world, len(plan.blocks), len(plan.factors)
-    update = 9 + 2 * blocks + factors * (2 if world.units else 1)
-    apply = (1 + blocks) * plan.travels
+    update = 11 + 2 * blocks + factors * (2 if world.units else 1)
+    apply = (3 + blocks) * plan.travels
     apply += world.sharded and (other_numbers > 0 or not plan.travels)
     each = 8 * 2 * (plan.world_size - 1) / plan.world_size
     decomposed = sum(len(block.decomposed) for block in plan.blocks)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from natgrad.placement.flows import Collective, add, places
+from natgrad.placement.collectives import Collective
 from natgrad.placement.ops import Op, Reduce, ReduceGradient
-from natgrad.placement.rank_arrays import Numbers
+from natgrad.placement.rank_arrays import Numbers, add, places
 from natgrad.placement.routes import Route, may_leave
 from natgrad.placement.slices import Slices
 
@@ -58,18 +58,19 @@ def summed(
     calls = plan.calls(ops)
     balanced = plan.routes.of(ops[0]) is Route.BALANCED and plan.world_size > 1
     left = before
-    most, done, flying = none(plan) + before, none(plan), none(plan)
+    # Of even slices every rank has as much as any other, and one number stands for all.
+    zero: Numbers | int = 0 if balanced else none(plan)
+    most, done, flying, held_again = zero + before, zero, zero, zero
     # Of a bucket in all, what becomes of it, what is gone as soon as it has come, and what is held.
     queue: deque[tuple[Numbers | int, ...]] = deque()
-    held_again = none(plan)
     sizes: deque[int] = deque()
 
     def settle() -> None:
-        nonlocal done, flying, held_again
+        nonlocal most, done, flying, held_again
         size, becomes, send, held = queue.popleft()
         flying = flying - (0 if again else send)
         done = done + becomes
-        np.maximum(most, left + flying + done + held_again, out=most)
+        most = _more(most, left + flying + done + held_again)
         flying = flying - size + (0 if again else send)
         held_again = held_again + (held if again else 0)
 
@@ -92,30 +93,39 @@ def summed(
             own, becomes = _owned(plan, bucket, sum_bytes)
             send, held = call.flows.sent, call.flows.sent + own
             size = held + call.flows.received
-        np.maximum(most, left + flying + done + held_again + send + share, out=most)
+        most = _more(most, left + flying + done + held_again + send + share)
         left -= sum(map(kept, bucket))
         queue.append((size, becomes, send, held))
         flying = flying + size
-        np.maximum(most, left + flying + done + held_again, out=most)
+        most = _more(most, left + flying + done + held_again)
     while queue:
         settle()
     if balanced:
-        return np.maximum(most, _finished(plan, ops, calls[-1], done + left, kept, sum_bytes))
+        finished = _finished(plan, ops, calls[-1], done + left, kept, sum_bytes)
+        return np.maximum(most, finished)
     # Packed sums become kept ones, op by op.
     for bucket in buckets:
         _, packed = _owned(plan, bucket, sum_bytes)
         unpacked = _kept_by(plan, bucket, kept)
         largest = max(map(kept, bucket)) * (unpacked > 0)
-        np.maximum(most, left + done + np.minimum(unpacked, largest + packed), out=most)
+        most = _more(most, left + done + np.minimum(unpacked, largest + packed))
         done = done + unpacked - packed
-    return most
+    return none(plan) + most
+
+
+def _more(one: Numbers | int, other: Numbers | int) -> Numbers | int:
+    """The more of both, rank by rank, or of all alike."""
+    if isinstance(one, int) and isinstance(other, int):
+        return max(one, other)
+    found: Numbers = np.maximum(one, other)
+    return found
 
 
 def _finished(
     plan: Travel,
     ops: Sequence[Op],
     call: Collective,
-    slices: Numbers,
+    slices: Numbers | int,
     kept: Callable[[Op], int],
     sum_bytes: int,
 ) -> Numbers:
@@ -161,10 +171,15 @@ def copied(plan: Travel, ops: Sequence[Op], kept_bytes: int) -> tuple[Numbers, N
     direct, _, spread_over = plan.sorted_by_route(ops)
     calls = plan.calls(ops)
     buckets = plan.cut(direct) if direct else ()
+    alike: dict[int, int] = {}  # the largest op of all-to-alls that are one object
     for bucket, call in zip(buckets, calls, strict=False):
         assert call.flows is not None
+        largest = _largest(plan, bucket, kept_bytes)
+        if alike.get(id(call), -1) >= largest:
+            continue
+        alike[id(call)] = largest
         sent, received = call.flows
-        whole = np.minimum(sent, _largest(plan, bucket, kept_bytes))
+        whole = np.minimum(sent, largest)
         np.maximum(most, sent + np.maximum(received, whole), out=most)
         np.maximum(taken, received, out=taken)
     if not spread_over:

@@ -8,6 +8,8 @@ With a latency α until the first byte, an overhead o for every further message,
                            and of a rank's bytes that stay / β inside
     even slices of n   α log2 W + n (W - 1) / W / the lesser β on the way; with rings Σ α of all
                            hops instead of log2 W
+    in two levels      of N nodes with d ranks: as much of d ranks inside, and then of N ranks
+                           between, where the d links of a node are one: n (N - 1) / N / β
 
 The first is as slow as its busiest rank, the others cost every rank the same. A rank is busy with
 what it sends and what it receives, whichever is more, where its link carries both at a time
@@ -17,12 +19,15 @@ what it sends and what it receives, whichever is more, where its link carries bo
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, log2
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from natgrad.checks import Range, check_numbers, check_positive_fields, check_whole_fields
 from natgrad.errors import SettingError
-from natgrad.placement.flows import Costs, Flows
+from natgrad.placement.collectives import Flows
+from natgrad.placement.rank_arrays import Costs
 from natgrad.specs import Routine
 
 _SHARE = Range(low=0, high=1)
@@ -71,6 +76,10 @@ class Cluster:
         rings: whether reduce-scatters and all-gathers go around all ranks, one hop after the other.
             So do those of NCCL, but for groups with one rank in a node from version 2.23 (2024) on,
             which have trees; a mesh of two dimensions makes such groups.
+        exchanged_sums: whether a reduce-scatter is an all-to-all of slices that ranks add up
+            themselves, as over gloo, whose own one moves twice the bytes.
+        two_levels: whether reduce-scatters and all-gathers of whole nodes go inside of each first
+            and then between them, as in a mesh of two dimensions (`natgrad.comm.TwoLevels`).
         name: by which it is known; empty of one that is given by numbers.
     """
 
@@ -87,6 +96,8 @@ class Cluster:
     nodes: int | None = None
     duplex: float = 1.0
     rings: bool = False
+    exchanged_sums: bool = False
+    two_levels: bool = False
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +110,17 @@ class Cluster:
                 check_positive_fields(self, name)
         if self.nodes is not None:
             check_whole_fields(self, "nodes")
+        for name in ("rings", "exchanged_sums", "two_levels"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(
+                    f"Cluster.{name} is {getattr(self, name)!r} but must be True or False: pass "
+                    "one of them."
+                )
+        if self.node > 1 and self.inside is None:
+            raise SettingError(
+                f"Cluster.node is {self.node} but Cluster.inside is None, so that nothing connects "
+                "the ranks of a node: pass the Link between them, or node=1."
+            )
 
     def rate(self, routine: Routine) -> float:
         """Operations a second in decompositions.
@@ -142,7 +164,26 @@ class Cluster:
         """
         if ranks == 1:
             return 0.0
+        if self.two_levels and self.inside is not None and self.node < ranks:
+            nodes, spare = divmod(ranks, self.node)
+            if not spare:
+                whole = sent * ranks / (ranks - 1)
+                return _of_level(self, whole, self.node, self.inside) + _of_level(
+                    self, whole, nodes, self.between
+                )
         return self._first_byte(ranks) + sent / self.slowest(ranks).bandwidth
+
+    def reduce_scatter(self, sent: int, ranks: int) -> float:
+        """Seconds of a reduce-scatter, where it may be an all-to-all.
+
+        Arguments:
+            sent: bytes that every rank sends in it.
+            ranks: how many there are.
+        """
+        if not self.exchanged_sums or ranks == 1:
+            return self.ring(sent, ranks)
+        each = np.full(ranks, sent, np.int64)
+        return self.longest(Flows(each, each))
 
     def _first_byte(self, ranks: int) -> float:
         """Seconds until a slice has come from the farthest rank."""
@@ -195,12 +236,53 @@ class Cluster:
             flows: bytes by rank.
         """
         ranks = len(flows.sent)
-        busy: Costs = np.maximum(flows.sent, flows.received).astype(np.float64)
+        busy = self._busy(flows)
         if ranks == 1 or not busy.any():
             return np.zeros(ranks)
+        return self.wait(ranks) + self.carried(busy)
+
+    def longest(self, flows: Flows) -> float:
+        """Seconds of an all-to-all until its slowest rank is done: those that most bytes take, as
+        more of them never take less.
+
+        Arguments:
+            flows: bytes by rank.
+        """
+        ranks = len(flows.sent)
+        busy: NDArray[Any] = np.maximum(flows.sent, flows.received)  # whole numbers, if they can be
+        if self.duplex < 1:
+            busy = self._busy(flows)
+        most = float(busy.max())
+        if ranks == 1 or not most:
+            return 0.0
+        if self.inside is None:
+            return self.wait(ranks) + most / self.bandwidth
+        leaving, stay = self._parting(ranks)
+        of_node = float(self._by_node(busy).max())
+        slower = max(leaving * of_node / self.bandwidth, stay * most / self.inside.bandwidth)
+        return self.wait(ranks) + slower
+
+    def _busy(self, flows: Flows) -> Costs:
+        """Bytes that count, by rank."""
+        busy: Costs = np.maximum(flows.sent, flows.received).astype(np.float64)
         if self.duplex < 1:
             busy += (1 - self.duplex) * np.minimum(flows.sent, flows.received)
-        return self.wait(ranks) + self.carried(busy)
+        return busy
+
+    def _parting(self, ranks: int) -> tuple[float, float]:
+        """Shares of the bytes of a rank that leave its node, and that stay."""
+        leaving = (ranks - min(self.node, ranks)) / (ranks - 1)
+        return leaving, 1 - leaving
+
+    def _by_node(self, busy: NDArray[Any]) -> NDArray[Any]:
+        """Bytes of all ranks of a node, which share its link, node by node."""
+        node = min(self.node, len(busy))
+        found: NDArray[Any]
+        if len(busy) % node:
+            found = np.add.reduceat(busy, np.arange(0, len(busy), node))
+        else:
+            found = busy.reshape(-1, node).sum(1)
+        return found
 
     def carried(self, busy: Costs) -> Costs:
         """Seconds of the bytes of an all-to-all, by rank.
@@ -212,13 +294,18 @@ class Cluster:
         if self.inside is None:
             alone: Costs = busy / self.bandwidth
             return alone
-        node = min(self.node, ranks)
-        leaving = (ranks - node) / (ranks - 1)
-        # Ranks of a node share its link.
-        of_node = np.add.reduceat(busy, np.arange(0, ranks, node)).repeat(node)[:ranks]
-        stay = (1 - leaving) * busy / self.inside.bandwidth
-        slower: Costs = np.maximum(leaving * of_node / self.bandwidth, stay)
+        leaving, stay = self._parting(ranks)
+        of_node = self._by_node(busy).repeat(min(self.node, ranks))[:ranks]
+        slower: Costs = np.maximum(
+            leaving * of_node / self.bandwidth, stay * busy / self.inside.bandwidth
+        )
         return slower
+
+
+def _of_level(cluster: Cluster, nbytes: float, ranks: int, link: Link) -> float:
+    """Seconds of even slices of a buffer among the ranks of a node, or its like among nodes."""
+    hops = ranks - 1 if cluster.rings else ceil(log2(ranks))
+    return hops * link.latency + nbytes * (ranks - 1) / ranks / link.bandwidth
 
 
 @lru_cache(maxsize=256)  # asked for with every collective

@@ -17,9 +17,9 @@ from natgrad.checks import check_whole_fields
 from natgrad.errors import SettingError, first_line
 from natgrad.placement.cluster import Cluster, Link
 from natgrad.placement.link_fit import CollectiveSeconds
-from natgrad.placement.measured_cost import MeasuredCost, SecondsBySize
+from natgrad.placement.measured_cost import MeasuredCost, Passing, SecondsBySize
 
-VERSION = 2
+VERSION = 3
 T = TypeVar("T")
 
 
@@ -134,16 +134,15 @@ def _whole(found: object) -> MeasuredCluster:
     if cluster["inside"] is not None:
         cluster["inside"] = _made(Link, cluster["inside"], "cluster.inside")
     cost = _named(values["cost"], "cost", _fields_of(MeasuredCost))
-    tables = {
-        name: _table(table, f"cost.{name}") for name, table in cost.items() if name != "flops"
-    }
+    tables = {name: _table(cost[name], f"cost.{name}") for name in ("product", "eigen", "cholesky")}
+    passes = {name: _made(Passing, cost[name], f"cost.{name}") for name in ("carried", "folded")}
     collectives = (
         _made(CollectiveSeconds, one, f"collectives[{i}]")
         for i, one in enumerate(_list(values["collectives"], "collectives"))
     )
     return MeasuredCluster(
         Cluster(**cluster),
-        MeasuredCost(cost["flops"], **tables),
+        MeasuredCost(cost["flops"], **tables, **passes),
         tuple(collectives),
         _made(Circumstances, values["measured"], "measured"),
     )

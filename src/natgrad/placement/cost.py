@@ -7,7 +7,7 @@ ranks with these numbers.
 
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from natgrad.specs import BlockSpec, FactorSpec
 
@@ -27,6 +27,18 @@ class CostModel(Protocol):
 
         Arguments:
             block: its shape, and the sizes of its factors.
+        """
+
+
+@runtime_checkable
+class Folding(Protocol):
+    """A cost model that also knows what an update takes beside its messages."""
+
+    def fold(self, spec: FactorSpec) -> float:
+        """Cost of folding one factor's sum into its running average.
+
+        Arguments:
+            spec: sizes of the factor.
         """
 
 

@@ -10,16 +10,15 @@ a plan of ten thousand ranks takes no longer than its ops.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from natgrad.placement.collectives import Collective, Flows
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
-from natgrad.placement.rank_arrays import Numbers, as_array, common, rows_of
+from natgrad.placement.rank_arrays import Numbers, add, as_array, common, places, rows_of
 from natgrad.placement.routes import Groups, Routes
 from natgrad.placement.slices import Slices
 from natgrad.specs import Piece, Ranks
@@ -27,70 +26,14 @@ from natgrad.specs import Piece, Ranks
 if TYPE_CHECKING:
     from natgrad.placement.travel import Travel
 
-Costs = NDArray[np.float64]
-
-
-class Flows(NamedTuple):
-    """Bytes of messages by rank.
-
-    Arguments:
-        sent: bytes that rank 0, 1, … sends to others.
-        received: bytes that each receives from others.
-    """
-
-    sent: Numbers
-    received: Numbers
-
-    @classmethod
-    def none(cls, ranks: int) -> Flows:
-        """No bytes yet.
-
-        Arguments:
-            ranks: how many there are.
-        """
-        return cls(np.zeros(ranks, np.int64), np.zeros(ranks, np.int64))
-
-    def add(self, call: Collective) -> None:
-        """Add the bytes of a collective, in place.
-
-        Arguments:
-            call: any.
-        """
-        if call.flows is not None:
-            self.sent[:] += call.flows.sent
-            self.received[:] += call.flows.received
-        elif call.groups is not None:
-            for target in self:
-                add(target, call.groups.members, call.around)
-
-    @property
-    def busiest(self) -> int:
-        """Bytes of the rank that sends or receives most."""
-        return int(max(self.sent.max(initial=0), self.received.max(initial=0)))
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One call of a collective: an all-to-all of all ranks, or, in each of some groups, a
-    reduce-scatter or an all-gather of even slices.
-
-    Arguments:
-        flows: bytes by rank of an all-to-all; ``None`` of even slices.
-        groups: among which slices are even; ``None`` of an all-to-all.
-        around: bytes that every rank of the groups sends, and receives, of even slices.
-    """
-
-    flows: Flows | None = None
-    groups: Groups | None = None
-    around: int = 0
-
 
 def collectives_of(
     plan: Travel, ops: Iterable[Op], routes: Routes | None = None, *, fused: bool = False
 ) -> list[Collective]:
     """The calls that some ops make, in their order: every bucket of direct ones an all-to-all;
     every bucket of sums a reduce-scatter, and one all-to-all for the finished slices of all; one
-    all-to-all for the slices of copies, and an all-gather for every bucket of them.
+    all-to-all for the slices of copies, and an all-gather for every bucket of them. All-to-alls of
+    direct buckets that are alike, as those of equal layers on the same ranks, are one object.
 
     Arguments:
         plan: what the ranks do.
@@ -99,12 +42,16 @@ def collectives_of(
         fused: whether all direct ones are one all-to-all instead, however large.
     """
     direct, summed, copied = plan.sorted_by_route(ops, routes)
-    found = []
+    found: list[Collective] = []
+    known: dict[Hashable, Collective] = {}
     for bucket in [direct] if fused else plan.cut(direct):
-        count = _Count(plan)
-        for op in bucket:
-            count.direct(op)
-        found.append(Collective(count.flows()))
+        key = tuple(_likeness(plan, op) for op in bucket)
+        if key not in known:
+            count = _Count(plan)
+            for op in bucket:
+                count.direct(op)
+            known[key] = Collective(count.flows())
+        found.append(known[key])
     finished, everyone = _Count(plan), Groups(plan.world.ranks, 1)
     for bucket in plan.cut(summed):
         slices = Slices([plan.numbers(op) for op in bucket], plan.world_size)
@@ -125,10 +72,26 @@ def collectives_of(
     return found + rings
 
 
+def _likeness(plan: Travel, op: Op) -> Hashable:
+    """All that the messages of a direct op depend on, but for whose they are."""
+    match op:
+        case Gather(_, _, to):
+            return to, plan.piece(op)
+        case Return(_, index, sources, to):
+            return sources, to, None if index is None else plan.piece(op), plan.clipped[op]
+        case Share(_, source, to):
+            return source, to, plan.copy_bytes(op)
+        case Reduce(_, to) | ReduceGradient(_, to):
+            return to, plan.copy_bytes(op)
+        case _:
+            return None
+
+
 def _ring(plan: Travel, ops: Sequence[Op], slices: Slices, groups: Groups) -> Collective:
     """Every member passes on all slices but one."""
     around = (groups.size - 1) * plan.wire_bytes(ops[0], slices.each)
-    return Collective(groups=groups, around=around)
+    sums = isinstance(ops[0], Reduce | ReduceGradient)
+    return Collective(groups=groups, around=around, sums=sums)
 
 
 def flows_of(plan: Travel, ops: Iterable[Op]) -> Flows:
@@ -139,8 +102,7 @@ def flows_of(plan: Travel, ops: Iterable[Op]) -> Flows:
         ops: some of the plan's, in its order; all-reduces count nothing here.
     """
     total = Flows.none(plan.world_size)
-    for call in collectives_of(plan, ops, fused=True):  # only the sum of buckets counts
-        total.add(call)
+    total.add(collectives_of(plan, ops, fused=True))  # only the sum of buckets counts
     return total
 
 
@@ -207,13 +169,18 @@ class _Count:
                 key = to, piece.holders
                 self._gathered[key] = self._gathered.get(key, 0) + self.plan.copy_bytes(op)
             return
-        parts = self.plan.wire_bytes(op, _parts(piece))
+        parts = self._bytes_of(piece)
         holders = as_array(piece.holders)
         self.sent[places(piece.holders)] += parts * len(to)
         self.receive(to, int(parts.sum()))
         own = common(piece.holders, to)
         for target in (self.sent, self.received):
             target[holders[own]] -= parts[own]
+
+    def _bytes_of(self, piece: Piece, further: int = 0) -> Numbers:
+        """Of what each holder has of a piece in chunks, and some numbers more."""
+        world = self.plan.world
+        return _part_bytes(piece, further, world.gradient_bytes, world.gradients_per_word)
 
     def _gather(self, to: Ranks, holders: Ranks, size: int) -> None:
         workers, having = as_array(to), as_array(holders)
@@ -228,7 +195,12 @@ class _Count:
             if clipped and clipped != op.to:
                 there = np.isin(as_array(op.to), as_array(clipped), assume_unique=True)
                 clips = there.astype(np.int64)
-            self._return(op.sources, op.to, plan.wire_bytes(op, _parts(piece) + clips))
+            sizes = (
+                self._bytes_of(piece, clips)
+                if isinstance(clips, int)
+                else plan.wire_bytes(op, _parts(piece) + clips)
+            )
+            self._return(op.sources, op.to, sizes)
             return
         alone = plan.copy_bytes(op)
         self._later(op.sources, op.to, alone)
@@ -276,14 +248,14 @@ class _Count:
         for index, op in enumerate(ops):
             source = self.plan.sources(op)[0]  # of the first group; others have it at its place
             place = groups.members.index(source) if source in groups.members else None
-            for places, size in _spans(slices, index):
+            for members, size in _spans(slices, index):
                 each = self.plan.wire_bytes(op, size)
-                row.received[places.start : places.stop] += each
+                row.received[members.start : members.stop] += each
                 if place is None:
-                    self.sent[source] += each * len(places)
+                    self.sent[source] += each * len(members)
                 else:
-                    own = place in places
-                    row.sent[place] += each * (len(places) - own)
+                    own = place in members
+                    row.sent[place] += each * (len(members) - own)
                     row.received[place] -= each * own
 
     def add_row(self, groups: Groups, row: Row) -> None:
@@ -299,6 +271,12 @@ def _parts(piece: Piece) -> Numbers:
     first = start // piece.chunk + np.arange(len(piece.holders), dtype=np.int64)
     rows = np.minimum(stop, (first + 1) * piece.chunk) - np.maximum(start, first * piece.chunk)
     return rows * piece.row_numel
+
+
+@lru_cache(maxsize=256)
+def _part_bytes(piece: Piece, further: int, word: int, each: int) -> Numbers:
+    """Bytes of these numbers and some more, in words of several."""
+    return -(-(_parts(piece) + further) // each) * word
 
 
 def _spans(slices: Slices, payload: int) -> Iterator[tuple[range, int]]:
@@ -317,23 +295,3 @@ def _spans(slices: Slices, payload: int) -> Iterator[tuple[range, int]]:
 def _both(one: Ranks, other: range) -> Iterable[int]:
     few, many = sorted((one, other), key=len)
     return (rank for rank in few if rank in many)
-
-
-def places(ranks: Ranks) -> slice | list[int]:
-    """What picks the numbers of some ranks out of an array by rank.
-
-    Arguments:
-        ranks: whose numbers are meant.
-    """
-    return slice(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else list(ranks)
-
-
-def add(target: Numbers | Costs, ranks: Ranks, amount: float) -> None:
-    """Add an amount to those of some ranks, in place.
-
-    Arguments:
-        target: of rank 0, 1, ….
-        ranks: whose amounts grow.
-        amount: by how much.
-    """
-    target[places(ranks)] += amount

@@ -6,7 +6,8 @@ Of W ranks with one link each, and a buffer of n bytes::
     reduce_scatter, all_gather    α ⌈log2 W⌉    + n (W - 1) / W / β
     total                         twice that
 
-The seconds are linear in α, o, 1/β and (1 - duplex)/β, which minimise the sum of squared *relative*
+A reduce-scatter may itself be an exchange (``Cluster.exchanged_sums``): whichever fits better. The
+seconds are linear in α, o, 1/β and (1 - duplex)/β, which minimise the sum of squared *relative*
 errors, so that a call of microseconds counts as much as one of milliseconds. None of them may be
 negative: of the ways to hold some at their least value, the best that leaves the others above
 theirs is taken.
@@ -22,7 +23,8 @@ import numpy as np
 from natgrad.checks import check_positive_fields, check_whole
 from natgrad.errors import SettingError
 from natgrad.placement.cluster import Cluster
-from natgrad.placement.flows import Costs, Flows
+from natgrad.placement.collectives import Flows
+from natgrad.placement.rank_arrays import Costs
 
 KINDS = ("exchange", "total", "reduce_scatter", "all_gather")
 # What a link cannot be faster than: α and o in seconds, 1/β and (1 - duplex)/β in seconds a byte.
@@ -60,10 +62,21 @@ class CollectiveSeconds:
         """Bytes that a rank sends to others, once around."""
         return (self.ranks - 1) * self.nbytes // self.ranks
 
-    @property
-    def coefficients(self) -> tuple[float, float, float, float]:
-        """Of α, o, 1/β and (1 - duplex)/β."""
-        if self.kind == "exchange":
+    def is_exchange(self, exchanged_sums: bool) -> bool:
+        """Whether it is an all-to-all.
+
+        Arguments:
+            exchanged_sums: whether reduce-scatters are.
+        """
+        return self.kind == "exchange" or (exchanged_sums and self.kind == "reduce_scatter")
+
+    def coefficients(self, exchanged_sums: bool) -> tuple[float, float, float, float]:
+        """Of α, o, 1/β and (1 - duplex)/β.
+
+        Arguments:
+            exchanged_sums: whether reduce-scatters are all-to-alls.
+        """
+        if self.is_exchange(exchanged_sums):
             return 1.0, float(self.ranks - 2), float(self.sent), float(self.sent)
         times = 2 if self.kind == "total" else 1
         return float(times * ceil(log2(self.ranks))), 0.0, float(times * self.sent), 0.0
@@ -80,6 +93,8 @@ class CollectiveSeconds:
                 return float(cluster.exchange(Flows(flow, flow)).max())
             case "total":
                 return cluster.all_reduce(self.nbytes, self.ranks)
+            case "reduce_scatter":
+                return cluster.reduce_scatter(self.sent, self.ranks)
             case _:
                 return cluster.ring(self.sent, self.ranks)
 
@@ -107,10 +122,17 @@ def fit_links(measured: Sequence[CollectiveSeconds], flops: float) -> Cluster:
             "fit_links was given no measured collectives but needs at least one: measure some on "
             "two or more ranks, or use Cluster(flops=...)."
         )
-    rows = np.array([one.coefficients for one in measured])
+    fits = [_fitted(measured, flops, exchanged_sums=one) for one in (False, True)]
+    return min(fits, key=lambda one: sum(each.residual(one) ** 2 for each in measured))
+
+
+def _fitted(
+    measured: Sequence[CollectiveSeconds], flops: float, *, exchanged_sums: bool
+) -> Cluster:
+    rows = np.array([one.coefficients(exchanged_sums) for one in measured])
     rows /= np.array([[one.seconds] for one in measured])
     with_overhead = bool(rows[:, 1].any())
-    with_duplex = len({one.kind == "exchange" for one in measured}) == 2
+    with_duplex = len({one.is_exchange(exchanged_sums) for one in measured}) == 2
     used = [0, *([1] if with_overhead else []), 2, *([3] if with_duplex else [])]
     found = dict(zip(used, _bounded(rows[:, used], _LEAST[used]).tolist(), strict=True))
     return Cluster(
@@ -119,6 +141,7 @@ def fit_links(measured: Sequence[CollectiveSeconds], flops: float) -> Cluster:
         found[0],
         overhead=found.get(1),
         duplex=max(0.0, 1 - found.get(3, 0.0) / found[2]),
+        exchanged_sums=exchanged_sums,
     )
 
 

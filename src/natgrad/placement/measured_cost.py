@@ -12,6 +12,10 @@ logarithmic::
 Norm layers have many tiny factors in one call, where a further matrix is far cheaper than the
 first, so there is a second table for those: ``t(d) + (count - 1) further(d)``.
 
+Gradients and factors pass through memory besides, and every block and factor is a few calls:
+``start + each n`` for a gradient that is copied in, scaled, compared and copied out, and for a sum
+that is folded into its running average (`Passing`).
+
 Costs are operations (`CostModel`), here seconds times the ``flops`` of the same measurement.
 """
 
@@ -20,7 +24,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log, prod
 
-from natgrad.checks import POSITIVE, check_positive_fields, check_whole, number
+from natgrad.checks import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    check_numbers,
+    check_positive_fields,
+    check_whole,
+    number,
+)
 from natgrad.errors import SettingError
 from natgrad.specs import BlockSpec, FactorSpec, Routine
 
@@ -76,6 +87,30 @@ class SecondsBySize:
 
 
 @dataclass(frozen=True, slots=True)
+class Passing:
+    """Seconds of what is done with all numbers of a tensor, a few times over.
+
+    Arguments:
+        start: ``>= 0``, of its calls.
+        each: ``>= 0``, of each of its numbers.
+    """
+
+    start: float = 0.0
+    each: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, start=NOT_NEGATIVE, each=NOT_NEGATIVE)
+
+    def seconds(self, numbers: float) -> float:
+        """Seconds of a tensor.
+
+        Arguments:
+            numbers: how many it has.
+        """
+        return self.start + self.each * numbers
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredCost:
     """A `CostModel` from measured seconds.
 
@@ -90,12 +125,16 @@ class MeasuredCost:
         product: seconds of products of two square matrices.
         eigen: seconds of eigendecompositions.
         cholesky: seconds of inverses of positive definite matrices.
+        carried: seconds of a block's gradient at a step, beside products.
+        folded: seconds of a factor at an update, from its sum to its running average.
     """
 
     flops: float
     product: SecondsBySize
     eigen: SecondsBySize
     cholesky: SecondsBySize
+    carried: Passing = Passing()
+    folded: Passing = Passing()
 
     def __post_init__(self) -> None:
         check_positive_fields(self, "flops")
@@ -127,13 +166,14 @@ class MeasuredCost:
         return self.flops * share * self.table(work.by).seconds(spec.dim, spec.batch)
 
     def precondition(self, block: BlockSpec) -> float:
-        """Operations of all decomposed factors of a block together: their seconds times ``flops``.
+        """Operations of all decomposed factors of a block together, and of its gradient on the way
+        through memory: their seconds times ``flops``.
 
         Arguments:
             block: its shape, and the costs of its decomposed factors.
         """
         numel = float(prod(block.shape))
-        found = block.operations
+        found = block.operations + self.flops * self.carried.seconds(numel)
         for name in block.decomposed:
             spec = block.factor(name)
             apply = spec.work.apply
@@ -144,3 +184,11 @@ class MeasuredCost:
             products = apply / (2 * spec.dim)
             found += self.flops * products * self.product.seconds(size, spec.batch)
         return found
+
+    def fold(self, spec: FactorSpec) -> float:
+        """Operations of folding a factor's sum into its running average: seconds times ``flops``.
+
+        Arguments:
+            spec: sizes of the factor.
+        """
+        return self.flops * self.folded.seconds(spec.numel)

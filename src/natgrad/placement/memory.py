@@ -21,9 +21,8 @@ import numpy as np
 
 from natgrad.placement.amounts import Memory
 from natgrad.placement.bucket_memory import copied, none, summed
-from natgrad.placement.flows import add, places
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
-from natgrad.placement.rank_arrays import Numbers
+from natgrad.placement.rank_arrays import Numbers, add, places
 from natgrad.specs import BlockSpec, Ranks
 
 if TYPE_CHECKING:
@@ -196,8 +195,12 @@ def _workspace(plan: Plan) -> Numbers:
             for rank in plan.decomposers[block.name, name]:
                 here.setdefault(rank, []).append(name)
         large = max((spec.dim for _, spec in block.factors), default=0) > _LARGE
-        for rank, names in here.items():
-            needs.setdefault(rank, []).append((_decomposed(plan, block, names), large))
+        sizes: dict[tuple[str, ...], int] = {}  # ranks that share a factor out do the same
+        for rank, some in here.items():
+            names = tuple(some)
+            if names not in sizes:
+                sizes[names] = _decomposed(plan, block, names)
+            needs.setdefault(rank, []).append((sizes[names], large))
     found = none(plan)
     for rank, own in needs.items():
         small = sorted((size for size, large in own if not large), reverse=True)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from natgrad.placement import flows, memory, picture, table
+from natgrad.placement import memory, picture, table
 from natgrad.placement.amounts import Memory, Work
 from natgrad.placement.cluster import Cluster
-from natgrad.placement.cost import CostModel, Flops
+from natgrad.placement.cost import CostModel, Flops, Folding
 from natgrad.placement.ops import (
     ApplyOp,
     Decompose,
@@ -30,7 +30,7 @@ from natgrad.placement.ops import (
     Rows,
     Share,
 )
-from natgrad.placement.rank_arrays import Numbers
+from natgrad.placement.rank_arrays import Costs, Numbers, add
 from natgrad.placement.routes import ALL_DIRECT, Route, Routes
 from natgrad.placement.sending import Sending
 from natgrad.placement.world import World
@@ -181,7 +181,7 @@ class Plan(Sending):
         decompose, precondition = self.work_of_all(cost)
         return Work(float(decompose[rank]), float(precondition[rank]))
 
-    def work_of_all(self, cost: CostModel | None = None) -> tuple[flows.Costs, flows.Costs]:
+    def work_of_all(self, cost: CostModel | None = None) -> tuple[Costs, Costs]:
         """What rank 0, 1, … computes at a refresh of all factors, and at every step.
 
         Arguments:
@@ -191,12 +191,12 @@ class Plan(Sending):
         decompose, precondition = (np.zeros(self.world_size) for _ in range(2))
         for factor, ranks in self.decomposers.items():
             each = self.factors[factor].split(len(ranks))
-            flows.add(decompose, ranks, cost.decompose(each))
+            add(decompose, ranks, cost.decompose(each))
         for name, ranks in self.workers.items():
-            flows.add(precondition, ranks, cost.precondition(self.block[name]))
+            add(precondition, ranks, cost.precondition(self.block[name]))
         return decompose, precondition
 
-    def decomposing_seconds(self, cluster: Cluster, cost: CostModel | None = None) -> flows.Costs:
+    def decomposing_seconds(self, cluster: Cluster, cost: CostModel | None = None) -> Costs:
         """How long rank 0, 1, … decomposes at a refresh of all factors.
 
         Arguments:
@@ -207,7 +207,21 @@ class Plan(Sending):
         found = np.zeros(self.world_size)
         for factor, ranks in self.decomposers.items():
             spec = self.factors[factor].split(len(ranks))
-            flows.add(found, ranks, cost.decompose(spec) / cluster.rate(spec.work.by))
+            add(found, ranks, cost.decompose(spec) / cluster.rate(spec.work.by))
+        return found
+
+    def folding_seconds(self, cluster: Cluster, cost: CostModel) -> Costs:
+        """How long rank 0, 1, … folds sums into the running averages that it keeps, at an update;
+        nothing by a cost model that does not say.
+
+        Arguments:
+            cluster: how fast a rank is.
+            cost: what folding costs, if it is `Folding`.
+        """
+        found = np.zeros(self.world_size)
+        if isinstance(cost, Folding):
+            for factor, ranks in self.keepers.items():
+                add(found, ranks, cost.fold(self.factors[factor]) / cluster.flops)
         return found
 
     def routed(self, route: Route) -> Plan:

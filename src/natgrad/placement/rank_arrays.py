@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from natgrad.specs import Ranks
 
 Numbers = NDArray[np.int64]  # of rank 0, 1, …
+Costs = NDArray[np.float64]  # likewise
 
 
 @lru_cache(maxsize=256)
@@ -31,3 +32,23 @@ def as_array(ranks: Ranks) -> Numbers:
     if isinstance(ranks, range):
         return np.arange(ranks.start, ranks.stop, ranks.step, dtype=np.int64)
     return np.array(ranks, dtype=np.int64)
+
+
+def places(ranks: Ranks) -> slice | list[int]:
+    """What picks the numbers of some ranks out of an array by rank.
+
+    Arguments:
+        ranks: whose numbers are meant.
+    """
+    return slice(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else list(ranks)
+
+
+def add(target: Numbers | Costs, ranks: Ranks, amount: float) -> None:
+    """Add an amount to those of some ranks, in place.
+
+    Arguments:
+        target: of rank 0, 1, ….
+        ranks: whose amounts grow.
+        amount: by how much.
+    """
+    target[places(ranks)] += amount

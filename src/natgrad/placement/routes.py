@@ -53,11 +53,9 @@ class Routes:
         Arguments:
             op: one of a plan's.
         """
-        for kind, name in KINDS.items():
-            if isinstance(op, kind):
-                route: Route = getattr(self, name)
-                return route
-        return Route.DIRECT
+        name = KINDS.get(type(op))
+        route: Route = Route.DIRECT if name is None else getattr(self, name)
+        return route
 
     @property
     def balanced(self) -> tuple[str, ...]:

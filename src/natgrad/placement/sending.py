@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from natgrad.placement.amounts import Agreement, Sent, agreement_of
-from natgrad.placement.flows import Flows
+from natgrad.placement.collectives import Flows
 from natgrad.placement.ops import Op, TotalGradients
 from natgrad.placement.travel import Travel
 

@@ -15,10 +15,12 @@ from types import UnionType
 import numpy as np
 
 from natgrad.placement.cluster import Cluster
+from natgrad.placement.collectives import Collective, Flows
 from natgrad.placement.cost import CostModel, Flops
-from natgrad.placement.flows import Costs, Flows, collectives_of, places
+from natgrad.placement.flows import collectives_of
 from natgrad.placement.ops import Gather, Op, Reduce, ReduceGradient, Return, Share
 from natgrad.placement.plan import Plan
+from natgrad.placement.rank_arrays import Costs, places
 from natgrad.placement.routes import ALL_DIRECT, KINDS, Route, Routes, may_leave
 
 
@@ -34,6 +36,7 @@ class Stages:
         gather: of every step: gradients come to the ranks that precondition them.
         precondition: of every step.
         give_back: of every step: preconditioned gradients travel.
+        fold: of an update: sums become part of running averages.
     """
 
     reduce: float
@@ -43,6 +46,7 @@ class Stages:
     gather: float
     precondition: float
     give_back: float
+    fold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,9 @@ def _simulated(plan: Plan, cluster: Cluster, cost: CostModel) -> Timeline:
     _, precondition = plan.work_of_all(cost)
     none: Costs = np.zeros(plan.world_size)
     flows = [Flows.none(plan.world_size) for _ in range(3)]
-    update = none + _seconds(plan, cluster, plan.update, in_flight=True, total=flows[0])
+    come = none + _seconds(plan, cluster, plan.update, in_flight=True, total=flows[0])
+    folded = plan.folding_seconds(cluster, cost)
+    update = come + folded
     # The memory of what travels is counted as it comes: both need the same collectives.
     _ = plan.update_room
     decomposed = plan.decomposing_seconds(cluster, cost)
@@ -114,11 +120,12 @@ def _simulated(plan: Plan, cluster: Cluster, cost: CostModel) -> Timeline:
     ends = [float(now.max()) for now in (reduced, gathered, ready, returned)]
     refreshed = float(decomposed.max())
     stages = Stages(
-        float(update.max()),
+        float(come.max()),
         refreshed,
         float(shared.max()) - refreshed,
         ends[0],
         *(end - begin for begin, end in pairwise(ends)),
+        fold=float(folded.max()),
     )
     seconds = [tuple(now.tolist()) for now in (update, shared, returned)]
     return Timeline(seconds[0], seconds[1], seconds[2], plan.most_memory, stages)
@@ -176,30 +183,48 @@ def _seconds(
     """Seconds by rank of the collectives of some ops. ``in_flight``: they leave during a backward
     pass, several at a time, so that a rank sends for one while it receives for another. Their bytes
     are added to ``total``."""
-    now: Costs = np.zeros(plan.world_size)
     calls = plan.calls(ops) if routes is None else collectives_of(plan, ops, routes)
-    for call in calls if total is not None else ():
-        assert total is not None
-        total.add(call)
+    if total is not None:
+        total.add(calls)
+    begin: Costs = np.zeros(plan.world_size)
     if in_flight:
         exchanges = [call.flows for call in calls if call.flows is not None]
         if exchanges:
             sizes = [sum(map(plan.copy_bytes, some)) for some in plan.cut(ops)]
-            now = _flown(exchanges, sizes, cluster)
+            begin = _flown(exchanges, sizes, cluster)
         calls = [call for call in calls if call.groups is not None]
-    for call in calls:
+    return _one_by_one(begin, calls, cluster)
+
+
+def _one_by_one(now: Costs, calls: Sequence[Collective], cluster: Cluster) -> Costs:
+    """Seconds by rank of collectives, each of which begins when all its ranks have reached it. Of
+    those that all ranks wait for, only the end of the slowest counts, and of equal ones it is
+    looked for once."""
+    world = len(now)
+    ends: dict[int, float] = {}
+    after: float | None = 0.0 if not now.any() else None  # when all ranks are done, if at once
+    for index, call in enumerate(calls):
+        following = calls[index + 1] if index + 1 < len(calls) else None
+        begin = float(now.max()) if after is None else after
         if call.flows is not None:
-            now = now.max() + cluster.exchange(call.flows)
+            if following is None or not following.of_all(world):
+                now, after = begin + cluster.exchange(call.flows), None
+                continue
+            if id(call) not in ends:
+                ends[id(call)] = cluster.longest(call.flows)
+            after = begin + ends[id(call)]
             continue
         assert call.groups is not None
-        ranks, size = places(call.groups.members), call.groups.size
-        seconds = cluster.ring(call.around, size)
-        if size == plan.world_size:
-            now = np.full_like(now, now.max() + seconds)
+        size = call.groups.size
+        seconds = (cluster.reduce_scatter if call.sums else cluster.ring)(call.around, size)
+        if size == world:
+            after = begin + seconds
             continue
-        begin = now[ranks].reshape(-1, size).max(1)
-        now[ranks] = (begin + seconds).repeat(size)
-    return now
+        if after is not None:
+            now, after = np.full(world, after), None
+        ranks = places(call.groups.members)
+        now[ranks] = (now[ranks].reshape(-1, size).max(1) + seconds).repeat(size)
+    return now if after is None else np.full(world, after)
 
 
 def _flown(exchanges: Sequence[Flows], sizes: Sequence[int], cluster: Cluster) -> Costs:

@@ -1,6 +1,6 @@
 """A whole training step of a rank on two lanes: what it computes, and what its link carries.
 
-    compute          forward | backward with statistics | decompose | precondition
+    compute          forward | backward with statistics | fold | decompose | precondition
     communication         gradients and factors, bucket by bucket | share | gather | give back
 
 A bucket leaves when the backward pass has finished its last gradient and the link is free, so that
@@ -136,7 +136,7 @@ class StepModel:
             lanes.backward(backward, sends)
         lanes.meet()
         if kind is not Kind.WITHOUT:
-            self._own_step(lanes, refreshes=kind is Kind.REFRESH)
+            self._own_step(lanes, updates=updates, refreshes=kind is Kind.REFRESH)
         return TrainingStep(kind, tuple(lanes.spans))
 
     def average(self, update_every: int, refresh_every: int) -> float:
@@ -188,7 +188,8 @@ class StepModel:
     def _compute(self, updates: bool) -> tuple[float, float]:
         """Seconds of a forward and of a backward pass."""
         each = self.workload.batch / self.cluster.flops
-        backward = self.workload.backward + updates * self.workload.statistics
+        share = updates * self.workload.measured_share(self.plan.world_size)
+        backward = self.workload.backward + share * self.workload.statistics
         return self.workload.forward * each, backward * each
 
     @property
@@ -255,8 +256,10 @@ class StepModel:
         for one in left:
             lanes.send(one.stage, one.seconds, lanes.compute)
 
-    def _own_step(self, lanes: "_Lanes", *, refreshes: bool) -> None:
+    def _own_step(self, lanes: "_Lanes", *, updates: bool, refreshes: bool) -> None:
         stages = self._stages
+        if updates:
+            lanes.work("fold", stages.fold)
         if refreshes:
             lanes.work("decompose", stages.decompose)
             lanes.wait_for("share", stages.share)

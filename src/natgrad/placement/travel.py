@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from natgrad.placement import flows, messages
-from natgrad.placement.flows import Collective, Flows
+from natgrad.placement.collectives import Collective, Flows
 from natgrad.placement.ops import (
     ApplyOp,
     FactorId,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from natgrad.checks import FRACTION, NOT_NEGATIVE, Range, check_numbers, check_whole_fields
 
 _SHARE = Range(low=FRACTION.low, high=1)
+_SOME = Range(0, 1, open_low=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Workload:
             Adam.
         arrivals: when gradients come, in the order of the backward pass; none at all stands for
             gradients that come evenly.
+        measured: which samples the curvature is measured on: a share of them, a float in (0, 1]; or
+            as an int a number of samples, of all ranks together.
     """
 
     parameters: int
@@ -56,8 +59,23 @@ class Workload:
     parameter_bytes: int = 4
     optimizer_bytes: int = 4
     arrivals: tuple[Arrival, ...] = ()
+    measured: float = 1.0
 
     def __post_init__(self) -> None:
         check_whole_fields(self, "parameters", "batch", "parameter_bytes")
         amounts = ("forward", "backward", "statistics", "activations", "optimizer_bytes")
         check_numbers(self, **dict.fromkeys(amounts, NOT_NEGATIVE))
+        if isinstance(self.measured, int):
+            check_whole_fields(self, "measured")
+        else:
+            check_numbers(self, measured=_SOME)
+
+    def measured_share(self, ranks: int) -> float:
+        """Share of a rank's samples that the curvature is measured on at an update, on average.
+
+        Arguments:
+            ranks: how many there are, each with a batch of its own.
+        """
+        if isinstance(self.measured, int):
+            return min(1.0, self.measured / (self.batch * ranks))
+        return self.measured

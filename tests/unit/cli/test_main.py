@@ -96,14 +96,27 @@ def test_errors_of_others_are_not_hidden(monkeypatch):
         run(["plan", "--network", "mlp", "--ranks", "2"])
 
 
-def forget_commands(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("natgrad.cli.")]:
-        monkeypatch.delitem(sys.modules, name)
-        monkeypatch.delattr(cli, name.removeprefix("natgrad.cli."), raising=False)
+@pytest.fixture
+def no_command_is_loaded():
+    """Modules that are loaded meanwhile go again: they know none of those that come back."""
+
+    def taken() -> dict[str, object]:
+        names = [name for name in sys.modules if name.startswith("natgrad.cli.")]
+        for name in names:
+            vars(cli).pop(name.removeprefix("natgrad.cli."), None)
+        return {name: sys.modules.pop(name) for name in names}
+
+    before = taken()
+    yield
+    taken()
+    sys.modules.update(before)
+    for name, module in before.items():
+        if "." not in (short := name.removeprefix("natgrad.cli.")):
+            setattr(cli, short, module)
 
 
+@pytest.mark.usefixtures("no_command_is_loaded")
 def test_without_typer(monkeypatch):
-    forget_commands(monkeypatch)
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as end:
         run(["plan", "--help"])
@@ -113,8 +126,8 @@ def test_without_typer(monkeypatch):
     )
 
 
+@pytest.mark.usefixtures("no_command_is_loaded")
 def test_another_missing_package_is_not_taken_for_typer(monkeypatch):
-    forget_commands(monkeypatch)
     monkeypatch.setitem(sys.modules, "natgrad.placement", None)
     with pytest.raises(ModuleNotFoundError, match="natgrad"):
         run(["plan", "--help"])

@@ -49,6 +49,38 @@ def test_no_fractions(text):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "some"), [(None, None), ("0.25", 0.25), ("1/4", 0.25), ("1.0", 1.0), ("64", 64)]
+)
+def test_statistics(text, some):
+    """A share is no whole number, and a number of samples is one."""
+    found = options.statistics(text)
+    assert (found, type(found)) == (some, type(some))
+
+
+@pytest.mark.parametrize("text", ["0", "0.0", "1.5", "-1/4", "1/0", "-3", "nan", "some"])
+def test_no_statistics(text):
+    with pytest.raises(SettingError) as error:
+        options.statistics(text)
+    assert str(error.value) == (
+        f"--statistics is {text!r} but must say which samples the curvature is measured on: write "
+        "a share above 0 and at most 1.0, such as 0.25 or 1/4, or a whole number of samples of all "
+        "ranks together."
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5e3", "all"])
+def test_widest_factors(text):
+    assert options.max_dim("4096") == 4096
+    assert options.max_dim("none") is None
+    with pytest.raises(SettingError) as error:
+        options.max_dim(text)
+    assert str(error.value) == (
+        f"--max-dim is {text!r} but must be the most columns of a factor that is kept whole: write "
+        "a whole number, at least 1, or none to keep all of them whole."
+    )
+
+
 @pytest.mark.parametrize("text", ["3,0", "3,x", "", "3x32"])
 def test_shapes(text):
     assert options.shape("3,32,32") == (3, 32, 32)

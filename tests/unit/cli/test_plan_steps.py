@@ -1,6 +1,8 @@
 """`natgrad plan` prices whole training steps of the model that it names."""
 
 import json
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +59,28 @@ def test_stages_of_the_chosen_one(natgrad):
     assert table["step"] == [seconds_text(model.step(kind).seconds) for kind in Kind]
     assert table["decompositions"][:3] == ["–"] * 3
     assert table["decompositions"][3] == seconds_text(model.times.stages.decompose)
+
+
+def test_some_samples_and_narrow_factors_are_planned_for(natgrad, tmp_path):
+    """An update with a share of the batch has that share of its products, or of 4 ranks with 8
+    samples each one in 32; and factors wider than --max-dim are those of `KFAC(max_dim=)`."""
+    file = tmp_path / "plan.json"
+    backward, averages = {}, {}
+    for options in ((), ("--statistics", "1/4"), ("--statistics", "1"), ("--max-dim", "128")):
+        said = natgrad(*COMMAND, "--short", "--placement", "comm", "--json", str(file), *options)
+        assert said.code == 0, said.err
+        found = json.loads(file.read_text())
+        (one,) = (p for p in found["placements"] if p["name"].startswith("CommOpt()"))
+        backward[options] = one["steps"]["update"]["stages"]["backward"]
+        backward["stale"] = one["steps"]["stale"]["stages"]["backward"]
+        averages[options] = one["memory"]["factors"]
+    whole = backward[()] - backward["stale"]
+    for options, share in ((("--statistics", "1/4"), 1 / 4), (("--statistics", "1"), 1 / 32)):
+        assert backward[options] - backward["stale"] == pytest.approx(share * whole)
+        assert averages[options] == averages[()]
+    narrow = KFAC(network("mlp").without_weights(), kl_clip=None, max_dim=128)
+    plan = CommOpt(cluster=CLUSTERS["v100-112x4"])(*spread(narrow, 4, Layout.DDP))
+    assert averages["--max-dim", "128"] == plan.fullest().factors < averages[()] / 2
 
 
 def test_numbers_as_json(natgrad, tmp_path):
@@ -141,7 +165,35 @@ class TestRecommendation:
         assert said.endswith("so use --layout fsdp or a smaller --sample.")
 
 
+def test_two_levels(natgrad):
+    """Fewer hops of the rings around 256 GPUs."""
+    command = ("plan", "--network", "resnet20", "--ranks", "256", "--placement", "mem", "--short")
+    found = {}
+    for options in ((), ("--two-levels",)):
+        said = natgrad(*command, "--cluster", "v100-112x4", *options)
+        assert said.code == 0, said.err
+        (found[options],) = (
+            cells[0]
+            for name, cells in rows(said.out, "Placements of resnet20").items()
+            if name.startswith("MemOpt()")
+        )
+    ours = compared("resnet20", 256, 32)
+    for options, two_levels in (((), False), (("--two-levels",), True)):
+        cluster = replace(ours.cluster, two_levels=two_levels)
+        plan = MemOpt(cluster=cluster)(ours.blocks, ours.world)
+        assert found[options] == seconds_text(simulate(plan, cluster).step_seconds(10, 100))
+    assert found[()] != found["--two-levels",]
+
+
 class TestErrors:
+    def test_two_levels_of_one(self, natgrad):
+        said = natgrad(*COMMAND[:5], "--two-levels")
+        assert said.code == 2
+        assert said.err.rstrip() == (
+            "natgrad: --two-levels is given but --cluster default has one rank in a node: leave it "
+            "out, or name one of v100-1088x4, v100-112x4, a100-24x8, h100x8."
+        )
+
     def test_more_ranks_than_there_are(self, natgrad):
         said = natgrad(*COMMAND[:4], "449", *COMMAND[5:])
         assert said.code == 2
@@ -183,6 +235,33 @@ def test_planned_networks(name, parameters):
     found = passes(model, planned.sample)
     assert found.parameters == parameters
     assert 1.8 < found.backward / found.forward < 2.3
+
+
+def test_mask_rcnn_is_planned_without_its_training_step(natgrad, tmp_path):
+    """Its shapes depend on the data: K-FAC is planned, and whoever wants more is told."""
+    pytest.importorskip("torchvision")
+    command = ("plan", "--network", "mask-rcnn", "--ranks", "8", "--short")
+    said = natgrad(*command)
+    assert said.code == 0, said.err
+    assert "Placements of mask-rcnn on 8 ranks" in said.out
+    assert "training step" not in said.out
+    said = natgrad(*command, "--json", str(tmp_path / "x.json"))
+    assert said.code == 2
+    assert said.err.startswith("natgrad: Network 'mask-rcnn' does not say what its inputs are")
+    said = natgrad(*command, "--sample", "3,64,64")
+    assert said.code == 2
+    assert "cannot be counted without numbers (" in said.err
+    assert "if shapes depend on the data, leave it out and plan K-FAC alone." in said.err
+
+
+def test_mask_rcnn_without_torchvision(natgrad, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    said = natgrad("plan", "--network", "mask-rcnn", "--ranks", "8")
+    assert said.code == 2
+    assert said.err.rstrip() == (
+        "natgrad: Mask R-CNN needs torchvision, which is not installed: pip install "
+        "'natgrad[vision]'."
+    )
 
 
 def test_bert_large():

@@ -551,7 +551,7 @@ def test_one_line_says_what_it_is():
     kfac = KFAC(model, optimizer)
     assert repr(kfac) == (
         "<KFAC of Sequential: 3 blocks precondition 95.8% of 72 parameters, damping=0.01, "
-        "kl_clip=0.001, in front of AdamW, step 0>"
+        "kl_clip=0.01, in front of AdamW, step 0>"
     )
     kfac.attach()
     loss_of(model, 0).backward()

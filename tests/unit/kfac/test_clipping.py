@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
 from natgrad import KFAC, MeanLoss, SumLoss
 from natgrad.errors import SettingError
@@ -54,6 +54,42 @@ class TestLearningRates:
         rates.read()
         assert rates.of(model[0].bias) == pytest.approx(0.3)
 
+    @pytest.mark.parametrize(
+        ("group", "reach"),
+        [
+            ({}, 0.1),
+            ({"momentum": 0.9}, 1.0),
+            ({"momentum": 0.9, "nesterov": True}, 1.0),
+            ({"momentum": 0.9, "dampening": 0.5}, 0.5),
+            ({"momentum": 0.9, "dampening": 0.9}, 0.1),
+            ({"momentum": 0.9, "dampening": 1.0}, 0.1),  # the first step is a whole one
+            ({"momentum": 1.0}, 100.0),
+        ],
+        ids=str,
+    )
+    def test_momentum_goes_on_along_a_gradient(self, group, reach):
+        model = net()
+        rates = LearningRates([SGD(model.parameters(), lr=0.1, **group)])
+        rates.read()
+        assert rates.of(model[0].weight) == pytest.approx(reach)
+
+    def test_a_momentum_that_changes_is_seen(self):
+        model = net()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
+        rates = LearningRates([optimizer])
+        rates.read()
+        before = rates.version
+        optimizer.param_groups[0]["momentum"] = 0.9
+        rates.read()
+        assert rates.of(model[0].weight) == pytest.approx(1.0)
+        assert rates.version > before
+
+    def test_a_mean_of_gradients_goes_no_further(self):
+        model = net()
+        rates = LearningRates([Adam(model.parameters(), lr=0.1, betas=(0.9, 0.99))])
+        rates.read()
+        assert rates.of(model[0].weight) == pytest.approx(0.1)
+
     def test_nothing_changes_where_nothing_has_changed(self):
         rates = LearningRates([grouped(net())])
         rates.read()
@@ -97,6 +133,33 @@ class TestAnotherOptimizer:
         kfac = KFAC(model, SGD(model.parameters(), lr=0.1))
         with pytest.raises(SettingError, match="there is no optimizer to ask"):
             kfac.optimizer = None
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["plain", "momentum"])
+def test_steps_along_one_gradient_are_as_long_as_the_clip_allows(momentum):
+    """However many of them agree: ``d^T (F + damping) d = kl_clip`` for what moves the weights."""
+    torch.manual_seed(1)
+    x, y = torch.randn(8, 4).double(), torch.randint(3, (8,))
+    moved = {}
+    for clip in (None, 1e-4):
+        model = net()
+        optimizer = SGD(model.parameters(), lr=0.5, momentum=momentum)
+        never = {"update_every": 10**6, "refresh_every": 10**6}
+        kfac = KFAC(model, optimizer, kl_clip=clip, **never)
+        F.cross_entropy(model(x), y).backward()
+        plain = [p.grad.clone() for p in model.parameters()]
+        for _ in range(1 if clip is None else 200):
+            for p, g in zip(model.parameters(), plain, strict=True):
+                p.grad = g.clone()
+            kfac.step(samples=8)
+            natural = [p.grad.clone() for p in model.parameters()]
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+        steps = [p.detach() - q for p, q in zip(model.parameters(), before, strict=True)]
+        moved[clip] = natural if clip is None else steps
+    u, d = (torch.cat([t.flatten() for t in moved[clip]]) for clip in (None, 1e-4))
+    raw = torch.cat([t.flatten() for t in plain])
+    torch.testing.assert_close((d.norm() / u.norm()) ** 2 * (u @ raw), torch.tensor(1e-4).double())
 
 
 def test_the_clip_of_a_sum_is_that_of_the_mean():

@@ -12,7 +12,8 @@ from natgrad.comm import Alone, Communicator, connect
 from natgrad.comm.transfers import Arrived
 from natgrad.errors import SettingError
 from natgrad.lab.calibration import CalibrationSettings, RankTimer, calibrate
-from natgrad.placement import Cluster
+from natgrad.lab.step_calibration import passing
+from natgrad.placement import Cluster, Passing
 from natgrad.specs import Routine
 
 __all__ = ["world"]
@@ -20,7 +21,7 @@ __all__ = ["world"]
 CPU = torch.device("cpu")
 SIZES, NBYTES = (2, 32, 64, 256), (1 << 10, 1 << 14, 1 << 20)
 REAL = (1 << 10, 1 << 23)  # no other program makes up for such a factor
-SETTINGS = CalibrationSettings(SIZES, NBYTES, rounds=3, round_seconds=1e-3)
+SETTINGS = CalibrationSettings(SIZES, NBYTES, rounds=3, round_seconds=1e-3, layers=4, width=16)
 ALPHA, OVERHEAD, BETA, FLOPS = 3e-5, 4e-6, 2.5e8, 5e9
 START = {Routine.PRODUCT: 1e-6, Routine.EIGEN: 2e-5, Routine.CHOLESKY: 1e-5}
 SPEED = {Routine.PRODUCT: FLOPS, Routine.EIGEN: FLOPS / 8, Routine.CHOLESKY: FLOPS / 2}
@@ -167,6 +168,57 @@ def test_the_slowest_rank_counts():
     assert timer(lambda: clock.spend(1.0)) == 1.0
 
 
+class Crowded(Alone):
+    """Two ranks on one core: the other one begins when this one has ended, and takes as long. Each
+    by itself would seem to have the core alone."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.began = clock, None
+
+    def _gather(self, value):
+        self.clock.spend(0.125)  # what a meeting takes
+        if value is None and self.began is not None:
+            self.clock.spend(self.clock.now - self.began - 0.125)
+            self.began = None
+        return [value]
+
+
+def test_ranks_that_share_a_core_are_measured_together():
+    clock = Clock()
+    comm = Crowded(clock)
+    timer = RankTimer(comm, clock)
+    assert timer.meeting == 0.125
+
+    def call():
+        comm.began = clock.now
+        clock.spend(3.0)
+
+    assert timer(call) == 6.0
+
+
+def test_passes_through_memory_are_found():
+    """Steps that take just what the formulas at the top of `step_calibration` say."""
+    carried, folded = Passing(8e-5, 4e-9), Passing(3e-5, 2e-9)
+    cost = calibrated(1).cost
+    cost = replace(cost, flops=1e15, carried=Passing(), folded=Passing())
+    whole = replace(cost, carried=carried, folded=folded)
+
+    def timed(step):
+        kfac, updates = step.__self__, step.__self__.steps % 2 == 0
+        step()
+        blocks = kfac.plan.blocks
+        factors = (spec for block in blocks for _, spec in block.factors)
+        operations = sum(map(whole.precondition, blocks))
+        return (operations + updates * sum(map(whole.fold, factors))) / cost.flops
+
+    found = passing(timed, 2, 8, 600, cost, CPU)
+    for one, true in zip(found, (carried, folded), strict=True):
+        assert one.start == pytest.approx(true.start, rel=0.01)  # small layers have numbers as well
+        assert one.each == pytest.approx(true.each, rel=0.01)
+    assert passing(lambda step: step() or 0.0, 1, 2, 8, cost, CPU) == (Passing(), Passing())
+
+
 def test_of_rounds_the_fastest_counts():
     """A computer that has other work during all rounds but one."""
     clock = Clock()
@@ -221,15 +273,16 @@ def test_sizes_that_are_none(name, values):
 
 
 def test_other_settings():
-    with pytest.raises(SettingError, match="rounds is 0 but must be a whole number of at least 1"):
-        replace(SETTINGS, rounds=0)
+    for name in ("rounds", "layers", "width"):
+        with pytest.raises(SettingError, match=f"{name} is 0 but must be a whole number of at lea"):
+            replace(SETTINGS, **{name: 0})
     with pytest.raises(SettingError, match="round_seconds is 0 but must be finite and above 0"):
         replace(SETTINGS, round_seconds=0)
 
 
 def test_a_real_process_takes_longer_for_more():
     """Factors of eight or more between the sizes, so that no other program turns them around."""
-    found = calibrate(Alone(), CPU, CalibrationSettings((8, 256), rounds=3, round_seconds=1e-3))
+    found = calibrate(Alone(), CPU, replace(SETTINGS, sizes=(8, 256)))
     for routine in Routine:
         small, large = found.cost.table(routine).first
         assert small < large

@@ -50,9 +50,7 @@ def test_what_it_computes_decides(module, kind, shape, eps):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (own.StandardizedConv(3, 4, 3), "something else than that of Conv2d"),
-        (own.SamePadding(3, 4, 1, stride=2), "something else than that of Conv2d"),
-        (own.NormAndActivation(4), "something else than that of BatchNorm2d"),
+        (own.SquaredLinear(3, 4), "something else than that of Linear"),
         (nn.PReLU(4), "no layer is registered for PReLU"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
@@ -140,11 +138,13 @@ def test_norms_of_hugging_face():
 
 
 def test_parametrizations_are_named():
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
-    uncovered = KFAC(model, kl_clip=None).uncovered
+    columns = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4), dim=1)
+    turned = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+    uncovered = KFAC(nn.Sequential(columns, turned), kl_clip=None).uncovered
     assert set(uncovered) == {
         "0.parametrizations.weight.original0",
         "0.parametrizations.weight.original1",
+        "1.parametrizations.weight.original",
     }
     for each in uncovered.values():
         assert each.reason == "a weight is computed from it, and KFAC steps weights themselves"

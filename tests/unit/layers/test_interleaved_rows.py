@@ -8,8 +8,7 @@ from torch import nn
 
 from natgrad import EKFAC, KFAC, Cholesky, Full, Kronecker, NaturalMuon, UnitWise
 from natgrad.errors import CoverageError, SettingError
-from natgrad.kfac.ranks.block_specs import unfolded
-from natgrad.kfac.ranks.gradients import view_of
+from natgrad.kfac.ranks.block_specs import unfolded, view_of
 from natgrad.layers import Interleaved
 from unit.layers.test_row_parts import Stored
 

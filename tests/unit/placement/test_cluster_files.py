@@ -13,6 +13,7 @@ from natgrad.placement import (
     CollectiveSeconds,
     Link,
     MeasuredCluster,
+    Passing,
     read_cluster,
     write_cluster,
 )
@@ -20,7 +21,7 @@ from unit.placement.test_measured_cost import COST
 
 FOUND = MeasuredCluster(
     Cluster(COST.flops, 1e8 / 3, 1e-5 / 7, overhead=0.1 + 0.2),
-    COST,
+    replace(COST, carried=Passing(1e-5 / 3, 1e-9 / 7), folded=Passing(0.0, 1e-10)),
     (CollectiveSeconds("exchange", 2, 64, 1e-4 / 3), CollectiveSeconds("total", 2, 8, math.pi)),
     Circumstances("2030-01-02T03:04:05+00:00", "cpu", 2, 1, "2.0"),
 )
@@ -89,6 +90,7 @@ def test_no_json(file, content):
         ((), "version"),
         (("cluster",), "bandwidth"),
         (("cost", "eigen"), "first"),
+        (("cost", "carried"), "each"),
         (("collectives", 1), "seconds"),
         (("measured",), "threads"),
     ],
@@ -124,6 +126,18 @@ def test_fields_that_are_missing_or_unknown(file, place, name):
             ("cost", "product", "first", 0),
             math.inf,
             "SecondsBySize.first is inf but must be finite and above 0",
+        ),
+        (
+            ("cost", "folded", "start"),
+            -1.0,
+            "Passing.start is -1.0 but must be finite and at least 0",
+        ),
+        (("cluster", "rings"), 2, "Cluster.rings is 2 but must be True or False"),
+        (
+            ("cluster", "node"),
+            4,
+            "Cluster.node is 4 but Cluster.inside is None, so that nothing connects the ranks of a "
+            "node",
         ),
         (
             ("measured", "ranks"),
@@ -181,9 +195,9 @@ def test_no_object_at_all(file):
 
 
 def test_another_version(file):
-    change(file, ("version",), 3)
+    change(file, ("version",), 4)
     assert refused(file) == (
-        f"The cluster file {file} has version 3 but this natgrad reads version 2{anew(file)}"
+        f"The cluster file {file} has version 4 but this natgrad reads version 3{anew(file)}"
     )
 
 

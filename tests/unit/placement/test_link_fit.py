@@ -112,3 +112,13 @@ def test_links_that_take_turns_are_told_from_slow_ones(duplex):
     assert found.latency == pytest.approx(3e-5)
     only = [one for one in measured if one.kind == "exchange"]
     assert fit_links(only, 1e12).duplex == 1.0  # nobody can tell
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_reduce_scatters_that_are_exchanges_are_known_by_their_seconds(exchanged, ranks):
+    true = Cluster(1e12, 2e9, 3e-5, overhead=4e-6, duplex=0.2, exchanged_sums=exchanged)
+    found = fit_links(ideal(true, ranks), 1e12)
+    assert found.exchanged_sums == exchanged
+    assert found.duplex == pytest.approx(0.2)
+    assert found.bandwidth == pytest.approx(2e9)

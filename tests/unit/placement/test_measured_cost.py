@@ -3,11 +3,23 @@
 from dataclasses import replace
 from math import sqrt
 
+import numpy as np
 import pytest
 
 from natgrad import Cholesky, CommOpt, Eigen
 from natgrad.errors import SettingError
-from natgrad.placement import Cluster, MeasuredCost, SecondsBySize, World, simulate
+from natgrad.placement import (
+    Cluster,
+    Hybrid,
+    Kind,
+    MeasuredCost,
+    Passing,
+    SecondsBySize,
+    StepModel,
+    Workload,
+    World,
+    simulate,
+)
 from natgrad.specs import FactorCost, Routine
 from unit.placement.networks import diagonal, linear, norm, triangle
 from unit.placement.test_cost import costing
@@ -81,6 +93,36 @@ def test_a_simulation_takes_the_measured_seconds():
     times = simulate(plan, Cluster(flops=FLOPS), COST)
     assert max(times.refresh) == pytest.approx(2 * 9e-4, rel=1e-12)
     assert max(times.apply) == pytest.approx(4 * 4e-6, rel=1e-12)
+
+
+def test_gradients_and_factors_pass_through_memory():
+    """Beside products: 7 µs for a block and 3 ns for each number of its gradient; 5 µs for a factor
+    and 2 ns for each of its numbers, where it is kept."""
+    cost = replace(COST, carried=Passing(7e-6, 3e-9), folded=Passing(5e-6, 2e-9))
+    block = costing(linear("a", 40, 40, 1, bias=False), Eigen())
+    more = (cost.precondition(block) - COST.precondition(block)) / FLOPS
+    assert more == pytest.approx(7e-6 + 1600 * 3e-9)
+    times = simulate(CommOpt(cost=cost)([block], World(1)), Cluster(flops=FLOPS), cost)
+    folded = 2 * (5e-6 + 820 * 2e-9)
+    assert max(times.update) == times.stages.fold == pytest.approx(folded)
+    assert times.stages.reduce == 0
+    # On two ranks each folds what it keeps, after the messages.
+    blocks = [costing(linear(name, 40, 40, 2, bias=False), Eigen()) for name in "ab"]
+    plan = Hybrid(0.5, cost=cost)(blocks, World(2))
+    alone, both = (simulate(plan, Cluster(flops=FLOPS), one) for one in (COST, cost))
+    assert np.subtract(both.update, alone.update) == pytest.approx([folded] * 2)
+    assert alone.stages.fold == 0
+    # And so in a training step that updates.
+    work = Workload(3200, 1e6, 2e6, 1e6, 8.0)
+    steps = StepModel(plan, both, work, Cluster(flops=FLOPS), cost)
+    assert steps.step(Kind.UPDATE).stages()["fold"] == pytest.approx(folded)
+    assert "fold" not in steps.step(Kind.STALE).stages()
+
+
+@pytest.mark.parametrize("name", ["start", "each"])
+def test_nothing_takes_less_than_no_time(name):
+    with pytest.raises(SettingError, match=f"Passing.{name} is -1.0 but must be finite and at lea"):
+        Passing(**{name: -1.0})
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ class TestSent:
         """2 ranks, one layer with A and G: sums of float64, which each rank sends once."""
         blocks = [linear("one", 3, 2, 2)]
         plan = MemOpt()(blocks, World(2))
-        update = 9 + 2 + 2  # of the step, of the block, of the factors
-        assert plan.sent(0).agreement == Agreement(8 * update, 8 * 4, 8 * 2)
+        update = 11 + 2 + 2  # of the step, of the block, of the factors
+        assert plan.sent(0).agreement == Agreement(8 * update, 8 * 4, 8 * 4)
         assert plan.sent(0) != plan.sent(1)
         assert plan.sent(0).agreement == plan.sent(1).agreement
         stays = CommOpt()(blocks, World(2))
@@ -113,8 +113,8 @@ class TestSent:
 
     def test_gradients_that_nobody_has_whole_are_asked_for_at_every_step(self):
         plan = MemOpt()([linear("one", 3, 2, 2, sharded)], World(2, sharded=True))
-        assert plan.sent(0).agreement.apply == 8 * 2  # those of blocks show in the KL clip
-        assert plan.sent(0, other_numbers=7).agreement.apply == 8 * 3
+        assert plan.sent(0).agreement.apply == 8 * 4  # those of blocks show in the KL clip
+        assert plan.sent(0, other_numbers=7).agreement.apply == 8 * 5
 
     def test_packed_factors_weigh_half(self):
         """Osawa 2019, sec. 3.4."""

@@ -1,5 +1,6 @@
 """How what a rank sends, receives and plans grows with the number of ranks: it does not."""
 
+import sys
 import tracemalloc
 from dataclasses import replace
 from itertools import product
@@ -12,6 +13,7 @@ from natgrad.placement import (
     CommOpt,
     Gather,
     Hybrid,
+    Link,
     MemOpt,
     Reduce,
     ReduceScatter,
@@ -194,6 +196,60 @@ def test_the_collectives_of_a_plan_are_counted_once(monkeypatch):
     kinds = [{type(op) for op in ops} for ops, *_ in counted]
     assert kinds == [{Reduce}, {Share}, {Gather}, {Return}]
     assert "_calls" not in plan.__dict__  # which would be large
+
+
+@pytest.mark.parametrize("fraction", [1.0, 1 / 2, 1 / 8])
+def test_equal_layers_on_the_same_ranks_are_counted_once(monkeypatch, fraction):
+    """The work does not grow with the layers, but with the kinds of them and the columns of a grid;
+    and nothing is another number for it."""
+    world = World(8, sharded=True, bucket_bytes=1)  # every op a bucket of its own
+    cluster = Cluster(node=4, inside=Link(1e-6, 3e10))
+    counted = []
+    count = flows._Count.direct
+
+    def watched(self, op):
+        counted.append(type(op))
+        count(self, op)
+
+    def planned(layers):
+        counted.clear()
+        return Hybrid(fraction)(over(llama(layers, 64, 96, 128, 32), 8), world)
+
+    def numbers(plan):
+        ranks = range(8)
+        return simulate(plan, cluster), [(plan.memory(r), plan.sent(r)) for r in ranks]
+
+    monkeypatch.setattr(flows._Count, "direct", watched)
+    plan = planned(12)
+    once = numbers(plan)
+    kinds, columns = 4, round(1 / fraction)
+    assert counted.count(Gather) == kinds * columns
+    assert counted.count(Return) == kinds * columns * (columns > 1)
+    assert len([op for op in plan.apply if isinstance(op, Gather)]) == 7 * 12
+    monkeypatch.setattr(flows, "_likeness", lambda plan, op: object())
+    assert numbers(planned(12)) == once
+    assert counted.count(Gather) == 7 * 12
+
+
+def test_pricing_a_plan_takes_few_calls_of_an_op():
+    """Counted, as seconds depend on the computer. Before equal ones were priced once there were
+    some 200, half of them of numpy on arrays of all ranks."""
+    world = World(1000, sharded=True)
+    blocks = over(llama(40, 8192, 28672, 128256, 1024), 1000)
+    plan = CommOpt()(blocks, world)
+    calls = 0
+
+    def profile(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        simulate(plan, Cluster(node=8, inside=Link(1e-6, 3e11)))
+    finally:
+        sys.setprofile(None)
+    ops = len(plan.update) + len(plan.refresh) + len(plan.apply)
+    assert calls < 100 * ops
 
 
 @pytest.mark.slow

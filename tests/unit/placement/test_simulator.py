@@ -169,6 +169,74 @@ def test_rings_take_a_hop_for_every_rank():
     assert rings.all_reduce(16, 16) == trees.all_reduce(16, 16)  # in trees
 
 
+def test_a_reduce_scatter_may_be_an_all_to_all():
+    """Over gloo ranks exchange slices and add them up: 6 bytes there and 6 back, in turn."""
+    slow = Cluster(bandwidth=1.0, latency=2.0, overhead=0.5, duplex=0.0, exchanged_sums=True)
+    assert slow.reduce_scatter(6, 4) == 2 + 2 * 0.5 + 2 * 6
+    assert replace(slow, duplex=1.0).reduce_scatter(6, 4) == 2 + 2 * 0.5 + 6
+    assert replace(slow, exchanged_sums=False).reduce_scatter(6, 4) == slow.ring(6, 4) == 2 * 2 + 6
+    assert slow.reduce_scatter(6, 1) == 0
+    # So in a plan whose factors go in even slices: sums alone, as an all-gather is none.
+    world = World(4, route=routes.Route.BALANCED)
+    plan = CommOpt()([linear("l", 40, 30, 4)], world)
+    sums = sum(4 * spec.on_wire for spec in plan.factors.values())
+    (ring,) = (call for call in plan.calls(plan.update) if call.groups is not None)
+    assert ring.sums
+    assert ring.around == pytest.approx(sums * 3 / 4, rel=0.01)
+    faster, slower = (
+        simulate(plan, replace(slow, latency=1e-9, overhead=1e-9, exchanged_sums=one))
+        for one in (False, True)
+    )
+    assert max(slower.update) - max(faster.update) == pytest.approx(ring.around, rel=1e-6)
+    assert slower.refresh == faster.refresh
+
+
+def test_two_levels_by_hand():
+    """4 nodes of 4 ranks and 160 bytes: 3/4 of them inside at 10 bytes a second, 3/4 between."""
+    levels = Cluster(
+        latency=5.0, bandwidth=2.0, node=4, inside=Link(3.0, 10.0), rings=True, two_levels=True
+    )
+    sent = 160 * 15 // 16
+    assert levels.ring(sent, 16) == 3 * 3.0 + 120 / 10 + 3 * 5.0 + 120 / 2
+    assert replace(levels, rings=False).ring(sent, 16) == 2 * 3.0 + 12 + 2 * 5.0 + 60
+    one = replace(levels, two_levels=False)
+    for ranks in (4, 14):  # one node, and nodes that are not full
+        assert levels.ring(sent, ranks) == one.ring(sent, ranks)
+    # Of hops there are N + d - 2 and not N d - 1, which tells where ranks are many.
+    assert levels.ring(40, 4096) < one.ring(40, 4096) / 2
+
+
+def test_slowest_ends_are_those_of_all_ranks():
+    """The seconds of the slowest rank alone are exactly the most of those by rank."""
+    rng = np.random.default_rng(0)
+    for cluster in (
+        Cluster(),
+        Cluster(duplex=0.3),
+        Cluster(node=4, inside=Link(1e-6, 3e10)),
+        Cluster(node=4, inside=Link(1e-6, 3e8), rings=True),
+    ):
+        for ranks in (1, 2, 4, 10, 16):
+            flows = Flows(*rng.integers(0, 10**9, (2, ranks)))
+            assert cluster.longest(flows) == cluster.exchange(flows).max()
+        assert cluster.longest(Flows.none(4)) == 0
+
+
+@pytest.mark.parametrize("name", ["rings", "exchanged_sums", "two_levels"])
+def test_words_of_a_cluster_that_are_true_or_false(name):
+    with pytest.raises(SettingError) as error:
+        Cluster(**{name: 2})
+    assert str(error.value) == (f"Cluster.{name} is 2 but must be True or False: pass one of them.")
+
+
+def test_ranks_of_a_node_are_connected():
+    with pytest.raises(SettingError) as error:
+        Cluster(node=8)
+    assert str(error.value) == (
+        "Cluster.node is 8 but Cluster.inside is None, so that nothing connects the ranks of a "
+        "node: pass the Link between them, or node=1."
+    )
+
+
 def test_inverses_and_eigendecompositions_have_their_own_speed():
     cluster = Cluster(flops=100.0, decomposing=0.1, inverting=0.5)
     assert cluster.rate(Routine.EIGEN) == 10

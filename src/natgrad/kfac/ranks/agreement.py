@@ -40,6 +40,12 @@ def settings_to_compare(
     found["curvature"], found["wire_dtype"] = text(curvature), text(wire_dtype)
     found["statistics"] = "all samples" if statistics is None else text(statistics)
     found["geometry"], found["length"] = text(motion.geometry), text(motion.length)
+    return found | blocks_to_compare(model, blocks)
+
+
+def blocks_to_compare(model: nn.Module, blocks: list[Block]) -> dict[str, str]:
+    """What must be the same of the model and its blocks, also where they have changed since."""
+    found = {}
     for block in blocks:
         groups, rows, cols = block.shape
         size = f"{groups} x {rows} x {cols}" if groups > 1 else f"{rows} x {cols}"

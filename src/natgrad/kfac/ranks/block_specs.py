@@ -7,10 +7,12 @@ gradient exactly once, which is checked, as a number that is missing or held twi
 preconditioned wrongly without an error.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
 import torch
+from torch import Tensor
 
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import box_of
@@ -48,6 +50,24 @@ def unfolded(box: Box, by: tuple[int, int] | None) -> list[Box]:
         if stop % unit:
             rows.append(((last, last + 1), (0, stop % unit)))
     return [(*box[:axis], *both, *box[axis + 1 :]) for both in rows]
+
+
+def view_of(
+    t: Tensor, box: Box, offsets: Sequence[int], unfolding: tuple[int, int] | None
+) -> Tensor:
+    """A box of a tensor, as a view. ``offsets``: where the tensor begins that is indexed; 0 if
+    there are none. ``unfolding``: the axis that the box sees as two, ``(outer, unit)``."""
+    begins = list(offsets) or [0] * t.ndim
+    if unfolding is None:
+        return t[tuple(slice(a - at, b - at) for (a, b), at in zip(box, begins, strict=True))]
+    axis, unit = unfolding
+    (first, _), (low, _) = box[axis : axis + 2]
+    rest = [*box[:axis], (first * unit + low, 0), *box[axis + 2 :]]
+    shape = [b - a for a, b in box]
+    stride = t.stride()
+    start = sum(s * (a - at) for s, (a, _), at in zip(stride, rest, begins, strict=True))
+    steps = (*stride[:axis], unit * stride[axis], *stride[axis:])
+    return t.as_strided(shape, steps, t.storage_offset() + start)
 
 
 def _common(one: Box, other: Box) -> Box:
@@ -90,12 +110,15 @@ def spec_of(
 
 def _applied(block: Block, motion: Motion) -> AppliedRoom:
     """As the decomposed block says, made of parts without numbers; where a geometry whitens, the
-    roots of its factors, and what a polar factor is made of."""
+    roots of its factors, and what a polar factor is made of: products, or on CPUs the eigenvectors
+    of its smaller Gram matrix."""
     numel = prod(block.shape)
     if motion.geometry.function(0.0) is None:
         dims = [block.forms[name].spec for name in block.decomposes]
         roots = sum(s.batch * (s.dim if s.diagonal else s.dim**2) for s in dims)
-        return AppliedRoom(prepared=roots, scratch=numel, passing=4 * numel)
+        groups, *sides = block.shape
+        gram = groups * min(sides) ** 2
+        return AppliedRoom(prepared=roots, scratch=numel, passing=max(4 * numel, 6 * gram))
     names = (*block.decomposes, *block.structure.in_basis)
     parts = {
         name: tuple(torch.empty(shape, device="meta") for shape in block.part_shapes(name))

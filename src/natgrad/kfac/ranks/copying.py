@@ -75,9 +75,7 @@ class Copying:
         self._comms: dict[Groups, Communicator] = {}
         _, _, copied = team.plan.sorted_by_route(ops)
         for family in _families(copied):
-            own = next((g for g in family if team.rank in g.members), None)
-            group = None if own is None else own.of(team.rank)
-            part = team.comm.split((team.rank,) if group is None else group)
+            part, own = team.part(family), next((g for g in family if team.rank in g.members), None)
             if own is not None:
                 self._comms[own] = part
 

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
 from natgrad.comm.layouts import box_of, is_sharded, local, reduced_gradient
+from natgrad.comm.transfers import CommunicationError
 from natgrad.comm.wire import Plain
 from natgrad.errors import CaptureError
+from natgrad.kfac.ranks.block_specs import view_of
 from natgrad.kfac.ranks.copying import Copying
 from natgrad.kfac.ranks.summing import InFlight, Summing, SumOp
 from natgrad.kfac.ranks.team import Team
@@ -58,6 +60,11 @@ class Gradients:
         self._plain = not self.travel and not self.sharded and not self._lost
         self._sharded_ids = {id(p) for p in self.sharded if local(p).shape != p.shape}
         self._offsets = {id(p): [first for first, _ in box_of(p)] for p in self.parameters}
+
+    def take_over(self, other: "Gradients") -> None:
+        """Go on from one with other blocks: what was preconditioned in the last step, until the
+        next."""
+        self._present = other.present
 
     def read(self, p: nn.Parameter) -> Tensor:
         """The full gradient of a parameter that is preconditioned here."""
@@ -108,7 +115,10 @@ class Gradients:
         if not self.travel:
             return samples or 0
         flags = [float(block.has_gradient) for block in ready]
-        n, *counts = self.team.total([float(samples or 0), *flags]).tolist()
+        mine, digest = float(samples or 0), self.team.digest
+        n, digests, squares, *counts = self.team.total([mine, digest, digest**2, *flags]).tolist()
+        if digests:
+            self.team.settle(digests, squares)
         for block, count in zip(ready, counts, strict=True):
             if 0 < count < self.team.size:
                 raise missing_somewhere(block, int(count), self.team)
@@ -169,6 +179,7 @@ class Gradients:
                 parts.append(dots[order[op.block]].view(1).to(self.team.gradient_wire.held_as))
             return torch.cat(parts)
 
+        come = torch.zeros_like(dots)  # 0, or not a number
         for arrival in self._copying(returns, result):
             op, data = arrival.op, arrival.data
             assert isinstance(op, Return)
@@ -176,9 +187,11 @@ class Gradients:
                 dots[order[op.block]] = data[-1]
                 data = data[:-1]
             if op.piece is not None:
+                come[order[op.block]] += 0 * data.sum()
                 view = self._local_piece(op.block, op.piece)
                 view.copy_(data.view(view.shape))
             del arrival, data  # with their buffer, before the next one is made
+        self._check_arrived(come, dots)
         for block in blocks:
             if block in self.team.applies:
                 # As others got it, so that all ranks clip by the same number.
@@ -188,6 +201,17 @@ class Gradients:
                     self._round(block)
                 self._write_own_pieces(block)
         self._full = {}
+
+    def _check_arrived(self, come: Tensor, dots: Tensor) -> None:
+        """What is not finite where it was made shows in its inner product, and all ranks drop the
+        step. If it only is where it has come to, this rank would drop it alone."""
+        if come.is_cpu and not bool((come.isfinite() | ~dots.isfinite()).all()):
+            raise CommunicationError(
+                "Preconditioned gradients that have come from another rank are not finite, though "
+                "they were there, so that a message was changed on its way: look at the network, "
+                "and go on from the last checkpoint."
+            )
+        dots += come  # an accelerator is not waited for
 
     def finite(self, gradients: Sequence[Tensor]) -> Tensor:
         """Whether gradients that are not preconditioned are finite, on every rank. For the blocks
@@ -312,21 +336,3 @@ def missing_somewhere(block: Block, count: int, team: Team) -> CaptureError:
 
 def _is_of(op: ApplyOp, names: set[str]) -> bool:
     return not isinstance(op, TotalGradients) and op.block in names
-
-
-def view_of(
-    t: Tensor, box: Box, offsets: Sequence[int], unfolding: tuple[int, int] | None
-) -> Tensor:
-    """A box of a tensor, as a view. ``offsets``: where the tensor begins that is indexed; 0 if
-    there are none. ``unfolding``: the axis that the box sees as two, ``(outer, unit)``."""
-    begins = list(offsets) or [0] * t.ndim
-    if unfolding is None:
-        return t[tuple(slice(a - at, b - at) for (a, b), at in zip(box, begins, strict=True))]
-    axis, unit = unfolding
-    (first, _), (low, _) = box[axis : axis + 2]
-    rest = [*box[:axis], (first * unit + low, 0), *box[axis + 2 :]]
-    shape = [b - a for a, b in box]
-    stride = t.stride()
-    start = sum(s * (a - at) for s, (a, _), at in zip(stride, rest, begins, strict=True))
-    steps = (*stride[:axis], unit * stride[axis], *stride[axis:])
-    return t.as_strided(shape, steps, t.storage_offset() + start)

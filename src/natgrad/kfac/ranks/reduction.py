@@ -238,11 +238,17 @@ class Reducer:
         rescaled = any(sent.scale != scale for sent in self.in_flight)
         present = [block.has_gradient for block in blocks]
         found = (entered, *step.votes)
-        mine = [samples, samples**2, step.passes, late, rescaled, *found, *present]
+        digest = self.team.digest
+        mine = [digest, digest**2, samples, samples**2, step.passes, late, rescaled]
+        mine += [*found, *present]
         largest = self._largest(scale) if self.team.units else {}
-        n, squares, all_passes, any_late, any_rescaled, *rest = self.team.total(
-            [float(number) for number in (*mine, *counts.values(), *largest.values())]
-        ).tolist()
+        digests, square_digests, n, squares, all_passes, any_late, any_rescaled, *rest = (
+            self.team.total(
+                [float(number) for number in (*mine, *counts.values(), *largest.values())]
+            ).tolist()
+        )
+        if digests:
+            self.team.settle(digests, square_digests)
         (all_entered, *votes), rest = rest[: len(found)], rest[len(found) :]
         having, rest = rest[: len(blocks)], rest[len(blocks) :]
         return StepTotals(

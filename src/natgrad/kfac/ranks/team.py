@@ -24,6 +24,7 @@ from natgrad.comm.base import Communicator
 from natgrad.comm.layouts import gradients_are_local, is_sharded
 from natgrad.comm.transfers import CommunicationError
 from natgrad.comm.wire import Plain, wire_of
+from natgrad.errors import SettingError
 from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.motion import Motion
 from natgrad.kfac.ranks.block_specs import boxes_of, spec_of
@@ -31,6 +32,7 @@ from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.layers.base import real
 from natgrad.linalg.threads import at_once
 from natgrad.placement import Auto, Plan, World
+from natgrad.placement.routes import Groups
 from natgrad.specs import Box, Ranks, as_ranks
 
 
@@ -48,8 +50,13 @@ class Team:
         distributed: Distributed,
         motion: Motion,
     ) -> None:
-        self.motion = motion
+        self.motion, self.distributed = motion, distributed
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        # Parts of the ranks by what they were made for: all ranks make the same ones.
+        self.parts: dict[tuple[Groups, ...], Communicator] = {}
+        # Of the model as it is on this rank now; 0 if that is what all ranks agreed on.
+        self.digest = 0.0
+        self.agreed = False  # all ranks have changed their models alike
         self.packed, self.bucket_bytes = distributed.packed, distributed.bucket_bytes
         self.dtype = _promoted(block.wide_dtype for block in blocks)  # of decompositions
         self.sum_dtype = _promoted(real(p.dtype) for b in blocks for p in b.parameters)
@@ -105,6 +112,12 @@ class Team:
         }
         self.applies = [b for b in blocks if rank in plan.workers[b.name]]
 
+    def successor(self, blocks: list[Block]) -> "Team":
+        """The same ranks with other blocks, and a plan for these. All ranks make it together."""
+        team = Team(self.comm, blocks, self.plan.world, self.distributed, self.motion)
+        team.parts = self.parts
+        return team
+
     @property
     def alone(self) -> bool:
         return self.size == 1
@@ -120,6 +133,27 @@ class Team:
         if self.alone:
             return mine
         return self.comm.total(mine.to(self.device), "agreement").wait()
+
+    def settle(self, digests: float, squares: float) -> None:
+        """The digests of all ranks' models, added up: not 0, so that some have changed. All ranks
+        raise if not all have, or in different ways: they would wait for each other."""
+        if abs(squares * self.size - digests**2) > 0.5:
+            here = "has changed" if self.digest else "is as it was"
+            raise SettingError(
+                f"The model was changed between two steps, but not on all ranks alike (on rank "
+                f"{self.rank} it {here}): freeze, unfreeze, add and replace the same layers on "
+                "every rank, before the same step."
+            )
+        self.agreed, self.digest = True, 0.0
+
+    def part(self, family: Sequence[Groups]) -> Communicator:
+        """This rank's group of some that do not overlap, or this rank alone. Made by all ranks
+        together, once, also for teams that follow this one."""
+        key = tuple(family)
+        if key not in self.parts:
+            groups = (found for groups in family if (found := groups.of(self.rank)) is not None)
+            self.parts[key] = self.comm.split(next(groups, (self.rank,)))
+        return self.parts[key]
 
     def counted(self, number: float) -> int:
         """A sum of samples of all ranks as a number; what is none has been changed on its way."""

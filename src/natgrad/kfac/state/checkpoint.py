@@ -15,6 +15,7 @@ from natgrad.comm.base import Communicator
 from natgrad.errors import CheckpointError
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.clocks import Clocks
+from natgrad.kfac.newcomers import Newcomers
 from natgrad.kfac.observation import Observation
 from natgrad.kfac.prediction import QuadraticModel
 from natgrad.kfac.ranks.team import Team
@@ -36,6 +37,7 @@ class Saveable(Protocol):
     blocks: list[Block]
     comm: Communicator
     team: Team
+    newcomers: Newcomers
 
 
 def save(kfac: Saveable) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def summary(kfac: Saveable) -> dict[str, Any]:
         "loss": list(kfac.settings.found or ()) or ["unknown"] * kfac.settings.unknown,
         "update_clocks": kfac.update_clocks.state_dict(),
         "refresh_clocks": kfac.refresh_clocks.state_dict(),
+        "born": {block.name: step for block, step in kfac.newcomers.born.items()},
         "generator": None if generators[0] is None else generators,
         "zeroed": kfac.preconditioning.zeroed,
         "moments": kfac.team.motion.names,
@@ -144,6 +147,8 @@ def resume(kfac: Saveable, state: Mapping[str, Any], tensors: Mapping[Entry, Ten
             counts=(int(own["dropped"]), int(own["failures"])),
             shares_input_with=by_name.get(own["shares_input_with"]),
         )
+    born = state.get("born") or {}  # which older states do not have
+    kfac.newcomers.born = {by_name[name]: int(step) for name, step in born.items()}
     kfac.preconditioning.invalidate()
     kfac.prediction.remembered = []
 

@@ -133,8 +133,13 @@ def check(kfac: Checked, state: Any) -> None:
         parts += [f"the state has no {', '.join(map(repr, missing))}"] if missing else []
         raise CheckpointError(
             f"The state is of another model: {'; '.join(parts)}. Build the same model, with the "
-            "same include and exclude."
+            "same include and exclude, and the same layers frozen, before KFAC is made."
         )
+    born = state.get("born") or {}
+    if not isinstance(born, Mapping) or not set(born) <= set(mine):
+        raise CheckpointError(f"The state has {born!r} for born, which are blocks: {DAMAGED}")
+    for name in born:
+        _check_count(born, name, "The state, under born,")
     for name, block in mine.items():
         _check_block(block, blocks[name], set(mine) - {name})
         if not set(blocks[name]["saved"]["moments"]) <= set(kept):

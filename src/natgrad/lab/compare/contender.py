@@ -23,10 +23,11 @@ def _section(*names: str) -> tuple[str, ...]:
     return tuple(one.name for one in fields(Settings) if one.metadata["section"] in names)
 
 
+KFAC_SETTINGS = _section("kfac")
 # What is one optimizer's own; weight decay, warm-up and schedule are the task's.
 OPTIMIZER_SETTINGS = (
     *("optimizer", "lr", "momentum", "displacement", "coupled", "rescaling"),
-    *_section("kfac"),
+    *KFAC_SETTINGS,
 )
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Settings)}
 _ALLOWED = frozenset(_section("optimizer", "kfac")) - {"lr"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from natgrad.checks import Range, check_whole, number
 from natgrad.errors import SettingError
-from natgrad.lab.compare.contender import CONTENDERS, Contender, neutral
+from natgrad.lab.compare.contender import CONTENDERS, KFAC_SETTINGS, Contender, neutral
 from natgrad.lab.train import optimizers, toml
 from natgrad.lab.train.contradictions import metrics_of
 from natgrad.lab.train.settings import Settings
@@ -216,9 +216,13 @@ def check_same(before: ComparisonSetup, now: ComparisonSetup, folder: Path) -> N
     """A comparison goes on as it began; only seeds and optimizers may come to it."""
     pairs = [(one.name, getattr(before, one.name), getattr(now, one.name)) for one in fields(now)]
     others = [pair for pair in pairs if pair[0] not in ("task", "contenders", "seeds", "name")]
+    # Defaults of K-FAC may be others than they were, which is nothing to those without it.
+    unused = {"folder", "workers"}
+    if not any(one.preconditioned for one in now.contenders):
+        unused.update(KFAC_SETTINGS)
     for one in fields(Settings):
         known, value = getattr(before.task, one.name), getattr(now.task, one.name)
-        if one.name not in ("folder", "workers"):
+        if one.name not in unused:
             others.append((one.name, known, value))
     had = {contender.key: contender for contender in before.contenders}
     for contender in now.contenders:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from natgrad.errors import SettingError
 from natgrad.lab import models, registry
@@ -74,10 +75,23 @@ class NamedNetwork:
     def without_weights(self) -> nn.Module:
         """Where it can be built so: a plan needs only sizes."""
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), _Unfilled():
                 return self()
         except SettingError:  # such as a network that reads numbers while it is built
             return self()
+
+
+class _Unfilled(TorchFunctionMode):
+    """Nothing is drawn or written where there are no numbers: torch would look up how, for every
+    weight, and load its compiler for that."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _FILLING and args and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+_FILLING = {"uniform_", "normal_", "fill_", "zero_"}  # methods of a tensor
 
 
 def own_network(path: str, found: Any) -> NamedNetwork:

@@ -25,6 +25,9 @@ def _networks() -> list[NamedNetwork]:
         NamedNetwork("gpt2-xl", alone=large, sample=(1024,)),
         # Of KAISA: images of three channels, 256 x 256, and one mask.
         NamedNetwork("unet", alone=partial(models.UNet, 3, 1), sample=(3, 256, 256)),
+        # With the classes of COCO. How many regions it looks at depends on the image, so that a
+        # training step is not counted, and K-FAC alone is planned.
+        NamedNetwork("mask-rcnn", alone=partial(models.mask_rcnn, 91)),
     ]
     for name, size in {"7b": LLAMA_7B, "13b": LLAMA_13B, "70b": LLAMA_70B}.items():
         found.append(NamedNetwork(f"llama-{name}", alone=partial(Llama, size), sample=(4096,)))

@@ -6,12 +6,15 @@ which itself also counts by module and takes longer. Activations are what autogr
 storage once, without the parameters. Attention is counted as the fused kernels do it, which keep no
 scores: five products in the backward pass for two in the forward pass (Dao et al. 2022).
 
+Of many equal layers in a row a few are gone through (`repeated`).
+
 The statistics of a block are ``2 d²`` operations a position for a factor ``[d, d]``; layers with
 one input (query, key and value) add its products once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,25 +27,11 @@ from torch.utils.flop_counter import flop_registry
 
 from natgrad.capture.blocks import Block
 from natgrad.errors import SettingError, first_line
+from natgrad.lab.models.repeated import Call, Counted, counted
 from natgrad.placement.workload import Arrival, Workload
 from natgrad.specs import BlockSpec
 
 _SAMPLES = 2  # norm layers refuse to train on one
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module in a forward pass of one sample.
-
-    Arguments:
-        module: that was called.
-        positions: numbers of its output for each channel.
-        source: its first input, by identity.
-    """
-
-    module: nn.Module
-    positions: float
-    source: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +64,7 @@ class Passes:
         *,
         batch: int = 1,
         optimizer_bytes: int = 4,
+        measured: float = 1.0,
     ) -> Workload:
         """What a rank computes besides K-FAC.
 
@@ -83,6 +73,7 @@ class Passes:
             specs: their sizes, as ``kfac.plan.blocks``.
             batch: samples of a rank.
             optimizer_bytes: bytes that the optimizer keeps for each number.
+            measured: samples that the curvature is measured on, as for `Workload`.
         """
         owner = {id(p): block.name for block in blocks for p in block.parameters}
         arrivals = (Arrival(p.numel(), s, owner.get(id(p), "")) for p, s in self.arrivals)
@@ -96,6 +87,7 @@ class Passes:
             self.parameter_bytes,
             optimizer_bytes,
             tuple(arrivals),
+            measured,
         )
 
     def _statistics(self, blocks: Sequence[Block], specs: Sequence[BlockSpec]) -> Iterator[float]:
@@ -134,7 +126,7 @@ def passes(model: nn.Module, sample: tuple[int, ...]) -> Passes:
     for dtype in (trained[0].dtype, torch.int64):
         x = torch.empty(_SAMPLES, *sample, dtype=dtype, device="meta")
         try:
-            return _counted(model, trained, x)
+            return _for_each_sample(counted(model, partial(_through, model, trained, x)), trained)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             first = first or error
         finally:
@@ -148,7 +140,20 @@ def passes(model: nn.Module, sample: tuple[int, ...]) -> Passes:
     ) from first
 
 
-def _counted(model: nn.Module, trained: Sequence[nn.Parameter], x: Tensor) -> Passes:
+def _for_each_sample(found: Counted, trained: Sequence[nn.Parameter]) -> Passes:
+    backward = found.backward
+    return Passes(
+        sum(p.numel() for p in trained),
+        trained[0].element_size(),
+        found.forward / _SAMPLES,
+        backward / _SAMPLES,
+        found.saved / _SAMPLES,
+        found.calls,
+        tuple((p, min(1.0, done / (backward or 1.0))) for p, done in found.arrivals),
+    )
+
+
+def _through(model: nn.Module, trained: Sequence[nn.Parameter], x: Tensor) -> Counted:
     counter = _Counter()  # type: ignore[no-untyped-call]
     attention, saved = _Attention(), _Saved(model)
     calls: list[Call] = []
@@ -187,16 +192,8 @@ def _counted(model: nn.Module, trained: Sequence[nn.Parameter], x: Tensor) -> Pa
         model.train(training)
         for hook in hooks:
             hook.remove()
-    shares = tuple((p, min(1.0, (done - forward) / (backward or 1.0))) for p, done in arrivals)
-    return Passes(
-        sum(p.numel() for p in trained),
-        trained[0].element_size(),
-        forward / _SAMPLES,
-        backward / _SAMPLES,
-        saved.bytes / _SAMPLES,
-        tuple(calls),
-        shares,
-    )
+    done = tuple((p, done - forward) for p, done in arrivals)
+    return Counted(forward, backward, saved.bytes, tuple(calls), done)
 
 
 def _positions(module: nn.Module, out: Tensor) -> float:

@@ -149,7 +149,7 @@ class Settings:
     damping_steps: int = _kfac(0, "Steps that set how fast it falls.", _ANY)
     norm_damping: float = _kfac(1.0, "Times the damping, for norm layers.", POSITIVE)
     factor_decay: float = _kfac(0.95, "Weight of the past in running averages.", _SHARE)
-    kl_clip: float = _kfac(1e-3, "KL clip, a bound on a step; 0 is none.", _ANY)
+    kl_clip: float = _kfac(0.01, "KL clip, a bound on a step; 0 is none.", _ANY)
     update_every: int | float | str = _kfac(
         10, "Steps between updates: a number, or", INTERVALS, POSITIVE
     )

@@ -206,3 +206,11 @@ def test_what_may_change():
     more = (CONTENDERS["kfac"], *BEFORE.contenders)
     check_same(BEFORE, replace(BEFORE, seeds=5, name="other", contenders=more), "here")
     check_same(BEFORE, replace(BEFORE, task=made.task(workers=2)), "here")
+
+
+def test_other_defaults_of_kfac_are_nothing_to_those_without_it():
+    without, now = made.setup("sgd", "adamw"), made.task(kl_clip=0.5)
+    check_same(without, replace(without, task=now), "here")
+    both = made.setup("sgd", "kfac")
+    with pytest.raises(SettingError, match=r"kl_clip is 0\.5 but the comparison in here has"):
+        check_same(both, replace(both, task=now), "here")

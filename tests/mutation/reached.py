@@ -1,0 +1,97 @@
+"""Which tests reach which function of a room, found once: a mutant is tried on those alone.
+
+    {"unit/linalg/test_polar.py::test_x": {"seconds": 0.2, "reached": ["linalg/polar.py:31", ...]}}
+
+A function is named by its file and first line. Python tells of every call (``sys.settrace``); what
+happens inside of a function is not looked at, so that tests take about twice their time. Code of a
+module itself, such as a constant, belongs to no function and is tried on all tests of the room.
+"""
+
+import ast
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutation.mutants import Mutant
+
+Reached = dict[str, dict[str, Any]]
+
+
+class Recorder:
+    """A plugin of pytest that records what each test calls of one room."""
+
+    def __init__(self, room: Path, sources: Path) -> None:
+        self.prefix, self.sources, self.found = f"{room}/", sources, {}
+        self.calls: set[str] = set()
+
+    def seen(self, frame: Any, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if code.co_filename.startswith(self.prefix):
+            name = Path(code.co_filename).relative_to(self.sources)
+            self.calls.add(f"{name}:{code.co_firstlineno}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.calls, start = set(), time.perf_counter()
+        threading.settrace(self.seen)
+        sys.settrace(self.seen)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+            seconds = time.perf_counter() - start
+            self.found[item.nodeid] = {"seconds": seconds, "reached": sorted(self.calls)}
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.found))
+
+
+class Chosen:
+    """A plugin of pytest that runs these tests in this order, and leaves all others out; it keeps
+    the name of the one that fails."""
+
+    def __init__(self, order: list[str]) -> None:
+        self.place = {name: index for index, name in enumerate(order)}
+        self.failed = ""
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.place),
+            key=lambda item: self.place[item.nodeid],
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+def function_of(root: Path, mutant: Mutant) -> str | None:
+    """The innermost function around a mutant, as `Recorder` names it; None in no function."""
+    around: ast.AST | None = None
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse((root / mutant.file).read_text())):
+        inside = isinstance(node, kinds) and any(
+            child.lineno <= mutant.line <= (child.end_lineno or 0) for child in node.body
+        )
+        if inside and (around is None or node.lineno > around.lineno):  # type: ignore[attr-defined]
+            around = node
+    if around is None:
+        return None
+    decorators = getattr(around, "decorator_list", [])  # where Python says that it begins
+    return f"{mutant.file}:{min(node.lineno for node in (around, *decorators))}"
+
+
+def order(reached: Reached, function: str | None, kills: dict[str, int]) -> list[str]:
+    """The tests that reach it: first those that have noticed most mutants, the short ones before
+    the long ones."""
+    able = [n for n, own in reached.items() if function is None or function in own["reached"]]
+    return sorted(able, key=lambda name: (-kills.get(name, 0), reached[name]["seconds"]))
