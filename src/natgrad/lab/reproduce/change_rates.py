@@ -36,8 +36,8 @@ class ChangeRateItem(Item):
     )
 
     remark = (
-        "Here: 120 steps on Fashion-MNIST, all of which lie in what the paper calls the first steps "
-        "(about 500): that changes are faster there cannot show."
+        "Here: 120 steps on Fashion-MNIST, all of which lie in what the paper calls the first "
+        "steps (about 500): that changes are faster there cannot show."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
