@@ -159,6 +159,7 @@ _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 16}
 _GPT2 = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
 _T5 = {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4}
+_T5 |= {"pad_token_id": 0, "decoder_start_token_id": 0}
 _WHISPER = _both(max_source_positions=30, max_target_positions=64, suppress_tokens=None)
 _SWIN = {"embed_dim": 32, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4, "patch_size": 2}
 _SEGFORMER = {

@@ -2,11 +2,11 @@
 
 Four loops as people write them, each with its own optimizer, learning rate, schedule and clip: a
 small GPT on characters with AdamW and with SGD, and a VAE on handwritten digits with Adam and with
-SGD. Nothing of them is changed. Then `natgrad.KFAC(model, optimizer)` is added, once at its
-defaults and once with `length=natgrad.lengths.Graft()`. In the place of Adam, whose update has a
-root mean square of about its learning rate, `NaturalMuon` steps as far at the same rate. What is
-printed is the last loss (mean over the last twentieth of the steps), for each of some seeds and on
-average.
+SGD. Nothing of them is changed. Then `natgrad.KFAC(model, optimizer)` is added, at its defaults,
+with `length=natgrad.lengths.Graft()`, and with the root of the curvature, as Adam divides by one,
+`geometry=natgrad.geometry.Euclidean(0.5)`. In the place of Adam, whose update has a root mean
+square of about its learning rate, `NaturalMuon` steps as far at the same rate. What is printed
+is the last loss (mean over the last twentieth of the steps), for each of some seeds and on average.
 
 SGD's rates are the best of 0.01, 0.03, 0.1, 0.3, 1.0 without K-FAC (`--tune` finds them again).
 """
@@ -34,6 +34,9 @@ METHODS: dict[str, Settings | None] = {
     "as it is": None,
     "`KFAC(model, optimizer)`": {},
     "`KFAC(model, optimizer, length=Graft())`": {"length": natgrad.lengths.Graft()},
+    "`KFAC(model, optimizer, geometry=Euclidean(0.5))`": {
+        "geometry": natgrad.geometry.Euclidean(0.5)
+    },
 }
 INSTEAD: dict[str, Settings] = {
     "`NaturalMuon(model, lr)`": {},

@@ -87,7 +87,7 @@ def reason(name: str, kind: str, why: str) -> str:
     """Short enough for a table: the parameter's own name, its module's class, and why."""
     own = name.rpartition(".")[2]
     where = f"`{own}` of {kind}" if kind else f"`{own}`"
-    return where if why.startswith(_BARE) else f"{where}: {why}"
+    return where if why.startswith(_BARE) else f"{where}: {why.partition(', and ')[0]}"
 
 
 class Trainer:

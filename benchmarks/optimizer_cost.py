@@ -193,7 +193,7 @@ def state_megabytes(optimizer: Optimizer) -> float:
     if isinstance(optimizer, natgrad.NaturalMuon):
         rest = sum(_bytes(state) for state in optimizer.state.values())
         kept: Any = optimizer.kfac.memory()
-        return (rest + sum(kept.total.values())) / 2**20
+        return float(rest + sum(kept.total.values())) / 2**20
     state = optimizer.state_dict()
     return _bytes({k: v for k, v in state.items() if k != "param_groups"}) / 2**20
 

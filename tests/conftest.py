@@ -16,7 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 import natgrad
-from distributed.world import PRELOAD
+from distributed.world import GARBAGE, PRELOAD
 from natgrad.comm import launch
 from parameter_samples import sampled
 
@@ -72,13 +72,14 @@ def _is_slow(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Tests that are collected are no garbage, nor is torch: collections of garbage, some of which
-    runs ask for, need not look at them, neither now nor later."""
+    runs ask for, need not look at them, neither now nor later. The others come less often."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(*GARBAGE)
 
 
 def function_of(item: pytest.Item) -> str:

@@ -4,6 +4,9 @@ It is that of the mean loss of a term, of which a sample has one or more, and th
 mean over terms, whichever way the same samples were shown.
 """
 
+from functools import cache
+from itertools import product
+
 import pytest
 import torch
 
@@ -28,6 +31,7 @@ CHOICES = [
 ]
 NETS = [*MODELS, *(case for case in REUSED if case.name in ("twice-linear-2", "tied-bias"))]
 SAMPLES = 6
+SIZES = [(2, 2, 2), (1, 2, 3), (1,) * 6]
 
 choices = pytest.mark.parametrize(("structure", "inverse"), CHOICES, ids=str)
 nets = pytest.mark.parametrize("case", NETS, ids=str)
@@ -63,6 +67,19 @@ def gradients(
     return {k: p.grad for k, p in model.named_parameters() if id(p) in covered}
 
 
+@cache
+def expected_of(case: Case, structure, inverse, damping=0.03) -> dict[str, torch.Tensor]:
+    """Of all samples at once, by their mean loss."""
+    return gradients(case, structure=structure, inverse=inverse, damping=damping)
+
+
+def reduction_of(case: Case, structure, inverse, which: int) -> str:
+    """One of the two for each of several ways to show the samples, in turn: over the nets, as over
+    the choices, each way meets both."""
+    turn = NETS.index(case) + CHOICES.index((structure, inverse)) + which
+    return ("mean", "sum")[turn % 2]
+
+
 def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for name, g in expected.items():
@@ -73,7 +90,7 @@ def assert_same(found, expected):
 @nets
 def test_mean_and_sum(case, structure, inverse):
     chosen = {"structure": structure, "inverse": inverse}
-    expected = gradients(case, **chosen)
+    expected = expected_of(case, structure, inverse)
     assert_same(gradients(case, reduction="sum", **chosen), expected)
     # As a check of the check: it is not the gradient as it came.
     raw = case.model()
@@ -82,24 +99,33 @@ def test_mean_and_sum(case, structure, inverse):
     assert not any(close(by_name[name].grad, g, 1e-3) for name, g in expected.items())
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 3), (1,) * 6], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @choices
 @nets
 def test_micro_batches(case, structure, inverse, sizes):
-    chosen = {"structure": structure, "inverse": inverse}
-    expected = gradients(case, **chosen)
-    for reduction in ("mean", "sum"):
-        assert_same(gradients(case, sizes, reduction=reduction, **chosen), expected)
+    reduction = reduction_of(case, structure, inverse, SIZES.index(sizes))
+    found = gradients(case, sizes, reduction=reduction, structure=structure, inverse=inverse)
+    assert_same(found, expected_of(case, structure, inverse))
+
+
+def test_every_way_meets_both_reductions():
+    """With each structure and inverse; on each net; and on each net with each structure."""
+    for which in range(len(SIZES)):
+        for net in NETS:
+            assert len({reduction_of(net, *choice, which) for choice in CHOICES}) == 2
+        for choice in CHOICES:
+            assert len({reduction_of(net, *choice, which) for net in NETS}) == 2
+    for net, choice in product(NETS, CHOICES):
+        assert len({reduction_of(net, *choice, which) for which in range(len(SIZES))}) == 2
 
 
 @choices
 @nets
 def test_copies_of_every_sample(case, structure, inverse):
     chosen = {"structure": structure, "inverse": inverse}
-    expected = gradients(case, **chosen)
     for reduction in ("mean", "sum"):
         found = gradients(case, (2 * SAMPLES,), copies=2, reduction=reduction, **chosen)
-        assert_same(found, expected)
+        assert_same(found, expected_of(case, structure, inverse))
 
 
 @choices
@@ -108,13 +134,14 @@ def test_terms_per_sample(case, structure, inverse):
     """A mean over the five terms of a sample, and their sum, with the curvature of one term:
     (F/5 + γ)⁻¹ ∇L/5 is what five times the damping makes of samples that are one term."""
     chosen = {"structure": structure, "inverse": inverse}
-    expected = gradients(case, damping=5 * 0.03, **chosen)
-    for sizes in ((SAMPLES,), (1, 2, 3)):
-        for reduction, scale in (("mean", 1 / 5), ("sum", 1.0)):
-            found = gradients(
-                case, sizes, reduction=reduction, scale=scale, terms_per_sample=5, **chosen
-            )
-            assert_same(found, expected)
+    expected = expected_of(case, structure, inverse, damping=5 * 0.03)
+    for which, sizes in enumerate(((SAMPLES,), (1, 2, 3))):
+        reduction = reduction_of(case, structure, inverse, which)
+        scale = {"mean": 1 / 5, "sum": 1.0}[reduction]
+        found = gradients(
+            case, sizes, reduction=reduction, scale=scale, terms_per_sample=5, **chosen
+        )
+        assert_same(found, expected)
 
 
 @pytest.mark.parametrize("inverse", [Eigen(), Cholesky()], ids=str)

@@ -110,7 +110,7 @@ def _places() -> dict[str, str]:
 
 
 def place_of(path: str) -> str | None:
-    """The place of ``natgrad.path`` in the site, such as ``api/inverses.md#natgrad.inverses.Eigen``;
+    """Where ``natgrad.path`` is in the site, such as ``api/inverses.md#natgrad.inverses.Eigen``;
     None if it has none. Of a method, that of its class."""
     parts = path.rstrip(".").split(".")
     room = "natgrad"

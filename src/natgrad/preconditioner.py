@@ -41,13 +41,13 @@ from natgrad.kfac.clocks import Clocks, Intervals
 from natgrad.kfac.following import Following, FollowsOptimizer
 from natgrad.kfac.health import Monitor
 from natgrad.kfac.inspection import Inspection
-from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.motion import motion_of
 from natgrad.kfac.newcomers import Newcomers
-from natgrad.kfac.observation import Observation, Observing
+from natgrad.kfac.observation import Observation
 from natgrad.kfac.ranks import agreement
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.kfac.ranks.team import Team, world_of
+from natgrad.kfac.residuals import Residuals, finding_of
 from natgrad.kfac.settings import KFACSettings
 from natgrad.kfac.state.saving import Saving
 from natgrad.kfac.step import Step
@@ -55,10 +55,10 @@ from natgrad.layers.row_parts import Split
 from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
 from natgrad.schedules import Doubling, LevenbergMarquardt, Schedule
-from natgrad.structures import MAX_DIM, Identity
+from natgrad.structures import MAX_DIM
 
 
-class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer, Assembling):
+class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer, Assembling):
     """Replaces gradients by preconditioned ones, ``(F + damping I)^-1 grad``, layer by layer.
 
     ``kfac = KFAC(model, optimizer)`` once, ``kfac.step()`` between ``loss.backward()`` and
@@ -158,8 +158,7 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer,
             check_layout(model, self.comm.ranks)
             self.model, self.scaler = unwrapped(model), scaler
             self.curvature = curvature or EmpiricalFisher()
-            if structure is None and not motion.uses_curvature:
-                structure = Identity()
+            structure = arguments.structure_of(structure, motion, self.curvature)
             self.update_clocks = Clocks(update_every, "update_every", drift=False)
             self.refresh_clocks = Clocks(refresh_every, "refresh_every", drift=True)
             clocks = (self.update_clocks, self.refresh_clocks)
@@ -197,11 +196,10 @@ class KFAC(Inspection, Attaching, Adapting, Observing, Saving, FollowsOptimizer,
             chooser=chooser_of(some, self.comm, sampling_rank, self.blocks[0].device),
         )
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
-        if self.curvature.observes:
-            self.capture.on_output = self.observe_prediction
+        self._look_at_outputs()
         matters = motion.length is None or not isinstance(damping, Relative)
         found = (self.settings, self.capture, scaler, self.curvature)
-        self.finding = LossFinding(*found, enabled=matters)
+        self.finding = finding_of(*found, enabled=matters)
         self.compiled, self.rates = Compiled(model), LearningRates(optimizers)
         self.newcomers, self._is_last = Newcomers(*clocks), last_backward(model)
         self._assemble(Team(self.comm, self.blocks, world, distributed, motion))

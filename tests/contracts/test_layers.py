@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -79,18 +80,34 @@ def settings_of(case: Case) -> list[tuple[int, str]]:
     return [(n, reduction) for n in case.batches for reduction in ("mean", "sum")]
 
 
-def settings_in_turn(case: Case) -> list[tuple[int, str]]:
-    """Every number of samples and every reduction, for what comes after both of them: that a loss
-    may be either at any number is seen in the blocks."""
+def settings_in_turn(case: Case, choice: int) -> list[tuple[int, str]]:
+    """Every number of samples and every reduction; a number meets the other reduction in the next
+    case, and with the next of the structures or whatever is chosen."""
     if len(case.batches) == 1:
         return settings_of(case)
-    return [(n, ("mean", "sum")[index % 2]) for index, n in enumerate(case.batches)]
+    turn = CASES.index(case) + choice
+    return [(n, ("mean", "sum")[(index + turn) % 2]) for index, n in enumerate(case.batches)]
+
+
+def test_every_number_of_samples_meets_every_reduction():
+    """In each case with one structure or the next, and with each structure in one case or another:
+    there the first, or the second, number of samples of a case."""
+    met = {}
+    for case, choice in product(CASES, range(len(STRUCTURES))):
+        found = settings_in_turn(case, choice)
+        assert {n for n, _ in found} == set(case.batches), case
+        assert {reduction for _, reduction in found} == {"mean", "sum"}, case
+        places = {(case.batches.index(n), reduction) for n, reduction in found}
+        met.setdefault((len(case.batches), choice), set()).update(places)
+        assert {*found, *settings_in_turn(case, choice + 1)} == set(settings_of(case)), case
+    for (count, choice), places in met.items():
+        assert places == set(product(range(count), ("mean", "sum"))), choice
 
 
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
 @by_name
 def test_block_and_preconditioned_gradient(case, structure):
-    for n, reduction in settings_of(case):
+    for n, reduction in settings_in_turn(case, list(STRUCTURES.values()).index(structure)):
         expected = truth(case, n)
         model, kfac = stepped(case, n, reduction, structure=structure)
         assert {block.name for block in kfac.blocks} == set(expected.views)
@@ -114,7 +131,7 @@ def norm(view: oracles.View, structure) -> bool:
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @by_name
 def test_kronecker_factors(case, sharing):
-    for n, reduction in settings_in_turn(case):
+    for n, reduction in settings_in_turn(case, sharing == "reduce"):
         expected = truth(case, n)
         _, kfac = stepped(case, n, reduction, structure=Kronecker(sharing))
         for block in kfac.blocks:
@@ -131,7 +148,8 @@ def test_kronecker_factors(case, sharing):
 @pytest.mark.parametrize("structure", [s for s in STRUCTURES.values() if s != EKFAC()], ids=repr)
 @by_name
 def test_cholesky(case, structure):
-    for n, reduction in settings_in_turn(case):
+    # Not the ones in which the same structure met an eigendecomposition.
+    for n, reduction in settings_in_turn(case, list(STRUCTURES.values()).index(structure) + 1):
         expected = truth(case, n)
         model, kfac = stepped(case, n, reduction, structure=structure, inverse=Cholesky())
         for block in kfac.blocks:
@@ -148,7 +166,8 @@ def test_cholesky(case, structure):
 
 @by_name
 def test_ekfac_uses_second_moments_in_the_basis_of_the_last_refresh(case):
-    for n, reduction in settings_of(case):
+    # Not the ones of the first step, in which the block of EKFAC was compared above.
+    for n, reduction in settings_in_turn(case, list(STRUCTURES).index("ekfac") + 1):
         expected = truth(case, n)
         model, kfac = stepped(case, n, reduction, 2, structure=EKFAC(), refresh_every=1000)
         for block in kfac.blocks:

@@ -1,5 +1,7 @@
 """One suite for all structures: blocks that are curvature, and solves that invert them."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ CHOICES = [
     for structure in (
         Kronecker(),
         Kronecker(sharing="reduce"),
+        Kronecker(sharing="traces"),
         EKFAC(),
         UnitWise(),
         Diagonal(),
@@ -36,6 +39,12 @@ CHANGING = [c for c in CHOICES if not c[1].damps_factors]
 
 choices = pytest.mark.parametrize(("structure", "inverse"), CHOICES, ids=repr)
 layers = pytest.mark.parametrize("name", NAMES)
+
+
+@cache
+def seen(name, structure, inverse):
+    """One block for all tests that only read it."""
+    return made(name, structure, inverse)
 
 
 def made(name, structure, inverse, n=3, steps=1):
@@ -94,7 +103,7 @@ def randn(block):
 @choices
 @layers
 def test_block_is_symmetric_and_positive(name, structure, inverse):
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     matrix = dense(block)
     assert matrix.shape == (torch.Size(block.shape).numel(),) * 2
     assert close(matrix, matrix.T, 1e-12)
@@ -106,7 +115,7 @@ def test_block_is_symmetric_and_positive(name, structure, inverse):
 @choices
 @layers
 def test_precondition_solves_the_damped_system(name, structure, inverse):
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     m = randn(block)
     found = precondition(block, m.clone())
     assert found.shape == m.shape
@@ -116,7 +125,7 @@ def test_precondition_solves_the_damped_system(name, structure, inverse):
 @choices
 @layers
 def test_multiply_is_the_damped_block(name, structure, inverse):
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     m = randn(block)
     found = block.decomposed().multiply(m, DAMPING)
     assert close(found.flatten(), damped(block, DAMPING) @ m.flatten())
@@ -126,7 +135,7 @@ def test_multiply_is_the_damped_block(name, structure, inverse):
 @layers
 @pytest.mark.parametrize("exponent", [-0.5, -0.25, 0.5])
 def test_powers_of_the_damped_block(name, structure, inverse, exponent):
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     m = randn(block)
     found = block.decomposed().apply(DampedPower(exponent, DAMPING), m)
     values, vectors = torch.linalg.eigh(damped(block, DAMPING))
@@ -138,7 +147,7 @@ def test_powers_of_the_damped_block(name, structure, inverse, exponent):
 @layers
 def test_any_function_of_the_block(name, structure, inverse):
     """Of the damped one where each factor was damped before its decomposition."""
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     m = randn(block)
     values, vectors = torch.linalg.eigh(damped(block, DAMPING if inverse.damps_factors else 0.0))
     expected = vectors @ (values.clamp(min=0.0).log1p() * (vectors.T @ m.flatten()))
@@ -151,14 +160,14 @@ def test_any_function_of_the_block(name, structure, inverse):
 def test_whitening(name, structure, inverse, power):
     """Twice is the damped power itself, where each factor of a product has its own damping; it is
     symmetric, and with none at all of it nothing happens."""
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     x, y = randn(block), randn(block)
     decomposed = block.decomposed()
     white = decomposed.whiten(x, power, DAMPING)
     assert close((white * y).sum(), (x * decomposed.whiten(y, power, DAMPING)).sum(), 1e-9)
     if not power:
         assert close(white, x)
-    factored = made(name, structure, Cholesky()) if isinstance(structure, Kronecker) else block
+    factored = seen(name, structure, Cholesky()) if isinstance(structure, Kronecker) else block
     values, vectors = torch.linalg.eigh(damped(factored, DAMPING))
     expected = vectors @ (values.pow(-power) * (vectors.T @ x.flatten()))
     assert close(decomposed.whiten(white, power, DAMPING).flatten(), expected)
@@ -167,7 +176,7 @@ def test_whitening(name, structure, inverse, power):
 @choices
 @layers
 def test_precondition_is_symmetric_and_shortens_no_less_than_the_damping(name, structure, inverse):
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     x, y = randn(block), randn(block)
     px, py = precondition(block, x.clone()), precondition(block, y.clone())
     assert close((px * y).sum(), (x * py).sum(), 1e-9)
@@ -179,7 +188,7 @@ def test_precondition_is_symmetric_and_shortens_no_less_than_the_damping(name, s
 @layers
 def test_a_changed_damping_acts_at_once(name, structure, inverse):
     """Also through an object that remembers the last one."""
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     m, decomposed = randn(block), block.decomposed()
     for damping in (DAMPING, 3.0, DAMPING):
         found = precondition(block, m.clone(), damping, decomposed)
@@ -190,7 +199,7 @@ def test_a_changed_damping_acts_at_once(name, structure, inverse):
 @layers
 def test_groups_are_independent(name, structure, inverse):
     """No structure but Full knows anything between the groups of a layer."""
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     if block.shape[0] == 1 or isinstance(structure, Full):
         return
     m = randn(block)
@@ -341,7 +350,7 @@ def test_layers_share_only_what_is_of_their_inputs_alone():
 @choices
 @layers
 def test_decomposing_at_once_is_what_a_step_does_factor_by_factor(name, structure, inverse):
-    block = made(name, structure, inverse)
+    block = seen(name, structure, inverse)
     kept = block.kept()
     if isinstance(structure, EKFAC):
         kept["S"] = block.parts["S"][0].flatten()

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from dataclasses import astuple, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -112,22 +113,51 @@ def all_choices(ranks, name):
 
 
 def choices_of(ranks, layout, name):
-    """A third of them, the next one on more ranks, in another layout and on another network: each
-    in every layout on as many ranks, on every network on as many ranks, and on every network in
-    that layout."""
-    turn = ranks + LAYOUTS.index(layout) + list(NETWORKS).index(name)
+    """A third of the strategies, the next one on more ranks, in another layout and on another
+    network: each in every layout on as many ranks, on every network on as many ranks, and on every
+    network in that layout. Of their variants a ninth: each on every number of ranks once, there in
+    one of the layouts and on one of the networks, and in the end in all of them."""
+    here = RANKS.index(ranks), LAYOUTS.index(layout), list(NETWORKS).index(name)
     choices, order = all_choices(ranks, name), list(all_choices(2, name))
-    return {key: one for key, one in choices.items() if (order.index(key) + turn) % 3 == 0}
+    found = {}
+    for key, one in choices.items():
+        index = order.index(key)
+        if third(key):
+            taken = (index + sum(here)) % 3 == 0
+        else:
+            _, *away = ((one - here[0]) % 3 for one in here)
+            taken = away == [index % 3, index // 3 % 3]
+        if taken:
+            found[key] = one
+    return found
+
+
+def third(key):
+    """Half of three ranks is none of them, so that on two numbers of ranks a ninth is too few."""
+    return key in STRATEGIES or key.startswith("half")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_every_choice_is_measured(ranks):
+def test_every_strategy_is_measured(ranks):
+    expected = sorted(filter(third, all_choices(ranks, "mlp")))
     for name in NETWORKS:
         found = [key for layout in LAYOUTS for key in choices_of(ranks, layout, name)]
-        assert sorted(found) == sorted(all_choices(ranks, name))
+        assert sorted(filter(third, found)) == expected
     for layout in LAYOUTS:
         found = [key for name in NETWORKS for key in choices_of(ranks, layout, name)]
-        assert sorted(found) == sorted(all_choices(ranks, "mlp"))
+        assert sorted(filter(third, found)) == expected
+
+
+def test_every_variant_is_measured():
+    worlds = list(product(RANKS, LAYOUTS, NETWORKS))
+    for axis, values in enumerate((RANKS, LAYOUTS, list(NETWORKS))):
+        met = {(key, world[axis]) for world in worlds for key in choices_of(*world)}
+        assert met == {
+            (key, value)
+            for value in values
+            for key in all_choices(value if axis == 0 else 2, "mlp")
+        }
+    assert all(choices_of(*world) for world in worlds)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -40,6 +40,15 @@ def each(case, placements=ENDS, also=()):
     return found
 
 
+def together(cases, placements=ENDS):
+    """Several cases with each of ``placements``, for ranks that they share."""
+    found = {}
+    for number, case in enumerate(cases):
+        for key, one in each(case, placements).items():
+            found[number, *key] = one
+    return found
+
+
 def sizes(layout):
     """The fewest ranks of a layout, and how many parts of a batch they see."""
     ranks = 4 if layout in TWO_WAYS else 2
@@ -150,26 +159,26 @@ def test_parameters_are_replicated_by_tensors(world, layout):
     check(world, cases, 2, 2 if layout == "replicated" else 1)
 
 
-@pytest.mark.parametrize(
-    ("network", "ranks", "options"),
-    [
-        ("tower", 2, {"reshard_after_forward": True}),
-        ("uneven", 2, {"reshard_after_forward": False}),
-        ("uneven", 4, {"reshard_after_forward": 2}),
-        ("tower", 4, {"shard_placement_fn": by_columns}),
-        ("uneven", 4, {"shard_placement_fn": by_columns}),
+BY_COLUMNS = {"shard_placement_fn": by_columns}
+FSDP_OPTIONS = {
+    2: [
+        ("tower", {"reshard_after_forward": True}),
+        ("uneven", {"reshard_after_forward": False}),
     ],
-)
-def test_options_of_fsdp(world, network, ranks, options):
-    check(world, each(Case(network, "fsdp", options=options)), ranks, ranks)
+    4: [("uneven", {"reshard_after_forward": 2}), ("tower", BY_COLUMNS), ("uneven", BY_COLUMNS)],
+}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}],
-)
-def test_options_of_ddp(world, options):
-    check(world, each(Case("tower", "ddp", options=options), PLACEMENTS), 2, 2)
+@pytest.mark.parametrize("ranks", FSDP_OPTIONS)
+def test_options_of_fsdp(world, ranks):
+    chosen = [Case(name, "fsdp", options=options) for name, options in FSDP_OPTIONS[ranks]]
+    check(world, together(chosen), ranks, ranks)
+
+
+def test_options_of_ddp(world):
+    options = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+    chosen = [Case("tower", "ddp", options={name: True}) for name in options]
+    check(world, together(chosen, PLACEMENTS), 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -177,37 +186,38 @@ def test_options_of_ddp(world, options):
     [(8, 0, 0, 8, 8), (8, 0, 0, 8, 4), (4, 8, 4, 8, 2)],
     ids=["by none", "by none or some", "by some"],
 )
-@pytest.mark.parametrize("views", [True, False])
-def test_a_layer_is_used_by_some_ranks_only(world, users, views):
-    options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
-    case = Case("branches", "ddp", options=options, users=users)
-    check(world, each(case, PLACEMENTS), 2, 2)
+def test_a_layer_is_used_by_some_ranks_only(world, users):
+    both = [{"find_unused_parameters": True, "gradient_as_bucket_view": v} for v in (True, False)]
+    chosen = [Case("branches", "ddp", options=options, users=users) for options in both]
+    check(world, together(chosen, PLACEMENTS), 2, 2)
 
 
 def test_a_sharded_layer_is_not_used_by_any_rank(world):
     check(world, each(Case("branches", "fsdp", users=(8, 0, 0, 8, 8)), PLACEMENTS), 2, 2)
 
 
+# How a step sees its samples, and in which layouts.
+VARIANTS = {
+    "several passes are accumulated": (
+        {"micro": 2},
+        ["tp", "fsdp + tp", "fsdp", "hsdp", "ddp", "replicated", "one batch"],
+    ),
+    "the loss is a sum": (
+        {"reduction": "sum", "clip": None},
+        ["tp", "fsdp + tp", "hsdp", "ddp", "one batch"],
+    ),
+    "steps are not clipped": ({"clip": None}, ["tp", "fsdp + tp", "fsdp", "replicated"]),
+}
+
+
 @pytest.mark.parametrize(
     "layout", ["tp", "fsdp + tp", "fsdp", "hsdp", "ddp", "replicated", "one batch"]
 )
-def test_gradients_of_several_passes_are_accumulated(world, layout):
-    check(world, each(Case("tower", layout, micro=2)), *sizes(layout))
-
-
-def test_accumulation_into_views_of_buckets(world):
-    options = {"gradient_as_bucket_view": True}
-    check(world, each(Case("tower", "ddp", options=options, micro=2)), 2, 2)
-
-
-@pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "hsdp", "ddp", "one batch"])
-def test_the_loss_is_a_sum(world, layout):
-    check(world, each(Case("tower", layout, reduction="sum", clip=None)), *sizes(layout))
-
-
-@pytest.mark.parametrize("layout", ["tp", "fsdp + tp", "fsdp", "replicated"])
-def test_steps_that_are_not_clipped(world, layout):
-    check(world, each(Case("tower", layout, clip=None)), *sizes(layout))
+def test_variants_of_a_step(world, layout):
+    chosen = [Case("tower", layout, **how) for how, where in VARIANTS.values() if layout in where]
+    if layout == "ddp":  # accumulation into views of buckets
+        chosen.append(Case("tower", layout, options={"gradient_as_bucket_view": True}, micro=2))
+    check(world, together(chosen), *sizes(layout))
 
 
 @pytest.mark.parametrize("reduced", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations as pairs
 from itertools import product
 
 import pytest
@@ -61,14 +62,17 @@ def train_each(runs):
 
 
 def combinations(ranks, network, layout):
-    """Each placement by each route, with one method: the next one on another network or in another
-    layout, so that on every number of ranks each placement meets each method on each network and
-    in each layout."""
-    turn = list(NETWORKS).index(network) + LAYOUTS.index(layout)
-    for route, (index, placement) in product(ROUTES, enumerate(COMPARED)):
+    """Each placement with one method: the next one on another network or in another layout, so that
+    on every number of ranks each placement meets each method on each network and in each layout.
+    By the balanced route it is half of the placements, and the other half in the next world."""
+    number = list(NETWORKS).index(network)
+    turn = number + LAYOUTS.index(layout)
+    for index, placement in enumerate(COMPARED):
         if divides(placement, ranks):
-            methods = OF_ROUTE[route]
-            yield placement, methods[(index + turn) % len(methods)], route
+            methods = OF_ROUTE["direct"]
+            yield placement, methods[(index + turn) % len(methods)], "direct"
+            if (index + turn) % 2 == 0:
+                yield placement, OF_ROUTE["balanced"][(index // 2 + number) % 2], "balanced"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -93,19 +97,21 @@ def test_weights_are_those_of_one_process(world, ranks, network, layout):
             assert all(torch.equal(weights[key][name], first[name]) for name in first), key
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("other", ["network", "layout"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_placement_meets_every_method(ranks, other, route):
+def test_every_placement_meets_every_method(ranks):
     met = {
-        (placement, method, network if other == "network" else layout)
+        (route, placement, method, network, layout)
         for network, layout in product(NETWORKS, LAYOUTS)
-        for placement, method, by in combinations(ranks, network, layout)
-        if by == route
+        for placement, method, route in combinations(ranks, network, layout)
     }
     placements = [placement for placement in COMPARED if divides(placement, ranks)]
-    others = NETWORKS if other == "network" else LAYOUTS
-    assert met == set(product(placements, OF_ROUTE[route], others))
+    for axis, others in ((3, NETWORKS), (4, LAYOUTS)):
+        found = {(one[1], one[2], one[axis]) for one in met if one[0] == "direct"}
+        assert found == set(product(placements, OF_ROUTE["direct"], others))
+    axes = (placements, OF_ROUTE["balanced"], NETWORKS, LAYOUTS)
+    for one, other in pairs(range(4), 2):
+        found = {(rest[one], rest[other]) for route, *rest in met if route == "balanced"}
+        assert found == set(product(axes[one], axes[other]))
 
 
 def train_in_nodes(runs):

@@ -43,6 +43,8 @@ PRELOAD = [
     "natgrad.operators",  # nothing is loaded by natgrad itself
     "natgrad.optimizer",
 ]
+# New objects until garbage is looked for: Python's 700 are soon there where networks are built.
+GARBAGE = (20_000, 20, 20)
 GRACE = 0.5  # seconds for the other ranks to say what they know, once one has failed
 
 
@@ -219,6 +221,7 @@ def _rank(
 ) -> None:
     """The life of one process: connect, call, answer, and wait to be killed."""
     gc.freeze()  # a collection would look at all of torch, and copy it
+    gc.set_threshold(*GARBAGE)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     with open(Path(folder) / f"stack{rank}", "w") as stack:
         faulthandler.register(signal.SIGUSR1, stack)

@@ -52,7 +52,7 @@ class TestArguments:
         says(
             SettingError,
             f"curvature is {given!r} but must be a Fisher: pass natgrad.EmpiricalFisher(), "
-            "natgrad.MonteCarloFisher() or natgrad.ExactFisher().",
+            "natgrad.MonteCarloFisher(), natgrad.ExactFisher() or natgrad.curvature.GaussNewton().",
             lambda: kfac(curvature=given),
         )
 
@@ -382,8 +382,8 @@ class TestCoverage:
     def test_sharing(self):
         says(
             SettingError,
-            "Kronecker.sharing is 'both' but must be 'expand' or 'reduce'; leave it out for "
-            "'expand'.",
+            "Kronecker.sharing is 'both' but must be 'expand', 'reduce' or 'traces'; leave it out "
+            "for 'expand'.",
             lambda: natgrad.Kronecker(sharing="both"),
         )
 

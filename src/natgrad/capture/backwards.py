@@ -24,12 +24,6 @@ THROWN_AWAY = (
     "its statistics are left out as well. Call kfac.discard() where gradients are thrown away; "
     "keep them in .grad where they count."
 )
-SECOND_ORDER = (
-    "The loss depends on gradients of {} (create_graph=True, as in a gradient penalty), and this "
-    "path is not in its statistics: the curvature is that of the rest of the loss. "
-    "natgrad.MonteCarloFisher(), which looks at outputs alone, has no such path."
-)
-
 RECOMPUTED = (
     "{} is in a checkpoint with use_reentrant=True, which makes a new graph in every backward "
     "pass. Vectors of a Fisher that is not the empirical one, and a second backward pass over one "
@@ -51,6 +45,17 @@ def _is_reached(p: nn.Parameter) -> bool:
         return torch._C._will_engine_execute_node(get_gradient_edge(p).node)
     except RuntimeError:  # autograd.grad(loss, p): its gradient is taken by hand
         return True
+
+
+def by_hand(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether the backward pass that is running returns the gradient of one of these, as
+    ``torch.autograd.grad(loss, p)`` does, instead of adding it to ``.grad``."""
+    for p in parameters:
+        try:
+            torch._C._will_engine_execute_node(get_gradient_edge(p).node)
+        except RuntimeError:
+            return True
+    return False
 
 
 class Backwards:

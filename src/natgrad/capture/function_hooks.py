@@ -44,7 +44,7 @@ class FunctionHooks(TorchFunctionMode):
 
     def _seen(self, use: "Use", x: Any, out: Any, weight: Any) -> None:
         capture, (block, layer) = self.capture, use
-        if not capture.count_call(block, layer.count(x)):
+        if capture.ignores or not capture.count_call(block, layer.count(x)):
             return
         if torch.is_grad_enabled() and out.requires_grad:
             block, layer = use = capture.facing(use, x)

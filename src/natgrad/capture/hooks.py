@@ -13,6 +13,8 @@ activation checkpointing, unused modules and evaluation passes all come out righ
   losses are those of their sum.
 - Hooks are on the layers only on steps that update factors. On all others forward and backward
   call no function of natgrad, but for two hooks on the model where samples must be counted.
+- A loss may depend on gradients (a PINN, a gradient penalty), which use the weights again:
+  `natgrad.capture.inner_uses` finds these uses, or refuses what it cannot count.
 - Attention and recurrent layers call functions on their weights, which no module hook sees. A
   function mode watches them during their forward (`natgrad.layers.functional`).
 """
@@ -25,22 +27,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from natgrad.capture.backwards import (
-    RECOMPUTED,
-    SECOND_ORDER,
-    THROWN_AWAY,
-    Backwards,
-    reaches,
-)
+from natgrad.capture.backwards import RECOMPUTED, THROWN_AWAY, Backwards, reaches
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.function_hooks import FunctionHooks
+from natgrad.capture.inner_uses import refuse_transformed, transformed
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
 from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
-from natgrad.capture.tensor_hooks import GradientHook, Use, View
+from natgrad.capture.tensor_hooks import FollowingHook, GradientHook, Use, View
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
 from natgrad.layers.functional import Projection
@@ -77,8 +74,12 @@ class Capture:
         self.reads = False  # the weights of the loss's terms, at the model's output
         self.restarted = False  # a pass before was thrown away
         self.expects_restarts = False  # which is as it should be
-        # Layers: one whose gradient the loss depends on, one without a graph before the backward.
+        # Why a loss with gradients in it is refused; a layer without a graph before the backward.
         self.second_order = self.recomputed = ""
+        self.follows = not taping  # whether uses of weights in gradients are looked for
+        self.ignores = False  # what is called now is no part of the statistics
+        self.aside: int | None = None  # a backward pass whose gradients are not those of a loss
+        self.taped: dict[Pass, None] = {}  # passes with a tape, where several may have a part
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
         self.armed = False  # whether layers are watched, also if the model has lost all of them
@@ -159,6 +160,10 @@ class Capture:
             hook.kept = None
         self.waiting = {}
         self.restarted, self.second_order, self.recomputed = False, "", ""
+        self.aside = None
+        for this in self.taped:
+            this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
+        self.taped = {}
         self.backwards.forget()
 
     def samples(self) -> int | None:
@@ -179,18 +184,24 @@ class Capture:
             )
         if self.recomputed:
             raise CaptureError(RECOMPUTED.format(self.recomputed))
+        if self.second_order:
+            raise CaptureError(self.second_order)
         for hook in list(self.waiting):
             hook.finish()
         found = [this.doubt for this in self.passes if this.doubt and counted]
         if self.restarted:
             found.append(THROWN_AWAY)
-        if self.second_order:
-            found.append(SECOND_ORDER.format(self.second_order))
         return [*found, *self.axes.doubts]
+
+    def sets_aside(self) -> bool:
+        """Whether the backward pass that is running is one that does not count."""
+        return bool(torch._C._current_graph_task_id() == self.aside)
 
     # What hooks do.
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.ignores:
+            return
         again = in_backward()
         if not again:
             self.backwards.outside()
@@ -207,6 +218,8 @@ class Capture:
             self.chooser.choose(self.current)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if self.ignores:
+            return
         this, self.inside = self.current, False
         if this is None:
             return
@@ -262,6 +275,20 @@ class Capture:
             out.register_hook(partial(self._too_late, use[1]))
         elif self.taping:
             this.tape.append((use, x, get_gradient_edge(out), view))
+            if self.follows:
+                self.taped[this] = None
+                out.register_hook(FollowingHook(self, use, this, view))
+        else:
+            out.register_hook(GradientHook(self, use, x, this, view))
+
+    def watch_inner(self, use: Use, x: Tensor, out: Tensor, view: View, this: Pass) -> None:
+        """Put a hook on the output of a use that is part of a gradient."""
+        block = use[0]
+        this.calls[block] += 1
+        this.hooked[block] += 1
+        if self.taping:
+            this.tape.append((use, x, get_gradient_edge(out), view))
+            out.register_hook(FollowingHook(self, use, this, view))
         else:
             out.register_hook(GradientHook(self, use, x, this, view))
 
@@ -307,6 +334,10 @@ class _ForwardHook:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         capture, (block, layer) = self.capture, self.use
+        if capture.ignores:
+            return
+        if transformed(out) and refuse_transformed(capture, self.use, out):
+            return
         x = args[0] if args else next(iter(kwargs.values()))
         if not capture.count_call(block, layer.count(x)):
             return

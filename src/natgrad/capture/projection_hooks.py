@@ -35,6 +35,8 @@ class ProjectionHooks:
 
     def seen(self, layer: Projection[Any], x: Any, out: Tensor, view: "View") -> None:
         capture, block = self.capture, self.blocks[layer]
+        if capture.ignores:
+            return
         rows = len(x) if isinstance(x, Tensor) else x.count
         if capture.count_call(block, rows) and out.requires_grad and torch.is_grad_enabled():
             capture.watch_gradient((block, layer), x, out, view)

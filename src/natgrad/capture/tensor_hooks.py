@@ -8,6 +8,7 @@ from torch import Tensor
 
 from natgrad.capture.backwards import reaches
 from natgrad.capture.blocks import Block
+from natgrad.capture.inner_uses import follow
 from natgrad.capture.output_hooks import observed
 from natgrad.capture.passes import Pass
 from natgrad.layers import Layer
@@ -31,8 +32,9 @@ class GradientHook:
             return
         if torch.is_grad_enabled():  # create_graph=True: the gradient of the loss comes later
             self.capture.skipped = True
-            if g.requires_grad:
-                g.register_hook(self.second_order)
+            follow(self.capture, self.use, self.this, g, self.view)
+            return
+        if self.capture.aside is not None and self.capture.sets_aside():
             return
         if not reaches(self.use[0].parameters):
             return
@@ -52,8 +54,14 @@ class GradientHook:
         if g is not None:
             self.capture.on_pair(self.use, self.x, g, self.this)
 
-    def second_order(self, g: Tensor) -> None:
-        """The loss depends on this gradient."""
-        if not torch.is_grad_enabled():
-            layer = self.use[1]
-            self.capture.second_order = f"{layer.kind} {layer.name!r}"
+
+class FollowingHook:
+    """The hook on an output whose own gradient is asked for later: it looks only for uses of the
+    weight in gradients."""
+
+    def __init__(self, capture: "Capture", use: Use, this: Pass, view: View) -> None:
+        self.capture, self.use, self.this, self.view = capture, use, this, view
+
+    def __call__(self, g: Tensor) -> None:
+        if torch.is_grad_enabled() and self.capture.root not in observed:
+            follow(self.capture, self.use, self.this, g, self.view)

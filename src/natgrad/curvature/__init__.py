@@ -1,6 +1,7 @@
 """Which output gradients are averaged: Fisher matrices, likelihoods, and losses.
 
     fisher         vectors ``v`` with ``F = mean Σ (Jᵀ v)(Jᵀ v)ᵀ``: empirical, Monte-Carlo or exact
+    gauss_newton   the same for squared residuals, whatever they are computed from
     likelihoods    ``-log p(y | f)`` of outputs ``f``: draws of ``y``, and exact vectors
     loss           `Loss`: ``total / weight``, and the roots of ``Λ = ∂²total/∂f²``
     losses         `as_loss`, which recognises torch's losses
@@ -10,6 +11,7 @@ K-FAC needs only `fisher`; operators over all data also need to know what a loss
 """
 
 from natgrad.curvature.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
+from natgrad.curvature.gauss_newton import GaussNewton
 from natgrad.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from natgrad.curvature.losses import (
     BinaryCrossEntropy,
@@ -29,6 +31,7 @@ __all__ = [
     "EmpiricalFisher",
     "ExactFisher",
     "Fisher",
+    "GaussNewton",
     "Gaussian",
     "Likelihood",
     "Loss",

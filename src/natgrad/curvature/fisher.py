@@ -17,9 +17,11 @@ from natgrad.errors import SettingError
 
 
 class Fisher(ABC):
-    """``observes`` says whether the output must be shown before the loss's backward pass."""
+    """``observes`` says whether the output must be shown before the loss's backward pass,
+    ``of_residuals`` that it is residuals that are shown, by ``kfac.residuals``."""
 
     observes: ClassVar[bool] = True
+    of_residuals: ClassVar[bool] = False
 
     @abstractmethod
     def vectors(

@@ -11,15 +11,18 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
+from natgrad.capture.discovery import StructureOf
 from natgrad.checks import check_whole
 from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
 from natgrad.geometry import Geometry
 from natgrad.inverses import Inverse
+from natgrad.kfac.motion import Motion
 from natgrad.kfac.ranks.distributed import Distributed, Group
+from natgrad.layers import Layer, SharedInput
 from natgrad.lengths import Length
 from natgrad.loss_scale import MeanLoss, SumLoss
-from natgrad.structures import Structure
+from natgrad.structures import Identity, Kronecker, Structure, UnitWise
 
 
 def check_model(model: Any) -> None:
@@ -66,7 +69,7 @@ def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
     if curvature is not None and not isinstance(curvature, Fisher):
         raise SettingError(
             f"curvature is {curvature!r} but must be a Fisher: pass natgrad.EmpiricalFisher(), "
-            "natgrad.MonteCarloFisher() or natgrad.ExactFisher()."
+            "natgrad.MonteCarloFisher(), natgrad.ExactFisher() or natgrad.curvature.GaussNewton()."
         )
     if inverse is not None and not isinstance(inverse, Inverse):
         raise SettingError(
@@ -79,6 +82,20 @@ def check_choices(curvature: Any, structure: Any, inverse: Any) -> None:
             f"structure is {structure!r} but must be a structure or a function of a layer: pass an "
             "object such as natgrad.Kronecker()."
         )
+
+
+def structure_of(given: StructureOf, motion: Motion, curvature: Fisher) -> StructureOf:
+    """What is kept where the user has not said it: nothing if no curvature is used, and what takes
+    gradients inside of the loss if these are looked at. ``None`` is the usual default."""
+    if given is not None:
+        return given
+    if not motion.uses_curvature:
+        return Identity()
+    return _whole if curvature.of_residuals else None
+
+
+def _whole(layer: Layer[Any]) -> Structure:
+    return Kronecker(sharing="traces") if isinstance(layer, SharedInput) else UnitWise()
 
 
 def check_max_dim(max_dim: Any) -> None:
@@ -122,6 +139,11 @@ def check_groups(loss: Any, distributed: Any) -> None:
 
 def regions(loss: MeanLoss | SumLoss, curvature: Fisher) -> dict[str, float]:
     """Terms of a region by pattern, as many as a term of a sample."""
+    if curvature.of_residuals and (loss.reduction == "sum" or loss.terms_per_sample != 1):
+        raise SettingError(
+            f"loss={loss!r} says what residuals() says, too, with GaussNewton(): leave loss out, "
+            "and pass residuals(..., weights=...) for other weights than those of means."
+        )
     given = loss.regions if isinstance(loss, MeanLoss) else None
     if given and curvature.observes:
         raise SettingError(

@@ -44,6 +44,7 @@ class Assembling(Saveable):
     """The part of `natgrad.KFAC` that is made of its blocks."""
 
     model: nn.Module
+    blocks: list[Block]
     uncovered: dict[str, Uncovered]
     curvature: Fisher
     scaler: GradScaler | None

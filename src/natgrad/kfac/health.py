@@ -21,6 +21,7 @@ from torch import nn
 from natgrad.capture.blocks import Block
 from natgrad.capture.discovery import BY_THE_USER, Uncovered, clean
 from natgrad.capture.stopwatch import Stopwatch
+from natgrad.curvature.fisher import Fisher
 from natgrad.damping import Relative
 from natgrad.geometry import Euclidean
 from natgrad.kfac.apply import Preconditioning
@@ -53,6 +54,7 @@ class Looked(Protocol):
     model: nn.Module
     blocks: list[Block]
     uncovered: dict[str, Uncovered]
+    curvature: Fisher
     settings: KFACSettings
     preconditioning: Preconditioning
     watch: Stopwatch
@@ -224,7 +226,8 @@ def _curvature(kfac: Looked, damped: dict[str, float], size: dict[str, int]) -> 
             "Lower it, pass damping=natgrad.Relative(), or leave loss=... out so that the scale is "
             "found.",
         )
-    if _share(damped, size, 0.0, _UNDAMPED) > 0.5:
+    # Gauss-Newton matrices of differential equations reach over many orders of magnitude.
+    if not kfac.curvature.of_residuals and _share(damped, size, 0.0, _UNDAMPED) > 0.5:
         return (
             "curvature",
             f"The curvature is far above the damping: {text}",

@@ -21,7 +21,7 @@ from natgrad.capture.passes import Pass
 from natgrad.capture.statistics import Statistics
 from natgrad.comm.layouts import full_tensor, reshard_like
 from natgrad.curvature.fisher import Fisher, MonteCarloFisher
-from natgrad.errors import CaptureError
+from natgrad.errors import CaptureError, SettingError
 
 
 class Observation:
@@ -143,6 +143,11 @@ class Observing:
             output: what the model has returned, with its graph.
             targets: only say which positions are ignored.
         """
+        if self.curvature.of_residuals:
+            raise SettingError(
+                f"observe() shows outputs, but {self.curvature!r} looks at residuals: call "
+                "kfac.residuals(...)."
+            )
         if self.capture.armed and self.curvature.observes:
             self.observation(output, targets, self._loss_scale())
 

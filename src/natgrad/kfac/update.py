@@ -92,7 +92,9 @@ class Update:
         here = (p.grad is not None for block in mine for p in block.parameters)
         if not any(here if self.team.alone else everywhere):
             return
-        if self.curvature.observes:
+        if self.curvature.of_residuals:
+            why = f"{self.curvature!r} saw no residuals: call kfac.residuals(...) before backward()"
+        elif self.curvature.observes:
             why = f"{self.curvature!r} saw no output: call kfac.observe(output) before backward()"
         elif self.capture.skipped:
             why = "the backward pass ran with create_graph=True: take that away on this step"

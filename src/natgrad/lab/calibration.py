@@ -136,16 +136,20 @@ class RankTimer:
             call: what is timed, on all ranks the same.
             repeats: how often it is called for that, at least once.
         """
+        start, own = self._called(call, repeats)
+        self.comm.gather(None)
+        together = self.clock() - start - self.meeting
+        seconds: list[float] = self.comm.gather(max(own, together) / repeats)
+        return max(seconds)
+
+    def _called(self, call: Call, repeats: int) -> tuple[float, float]:
+        """When this rank began, after a meeting, and the seconds until it was done itself."""
         self.comm.gather(None)
         start = self.clock()
         for _ in range(repeats):
             call()
         self.finish()
-        own = self.clock() - start
-        self.comm.gather(None)
-        together = self.clock() - start - self.meeting
-        seconds: list[float] = self.comm.gather(max(own, together) / repeats)
-        return max(seconds)
+        return start, self.clock() - start
 
     @cached_property
     def meeting(self) -> float:
@@ -164,8 +168,10 @@ class RankTimer:
             call: what will be timed.
             seconds: how long a round shall last.
         """
-        self(call)  # allocates what the others use
-        return min(_MOST_REPEATS, ceil(seconds / max(_NOTHING, self(call))))
+        self._called(call, 1)  # allocates what the others use
+        # A rank's own seconds: those of a meeting, however few, are many beside a short call.
+        own: list[float] = self.comm.gather(self._called(call, 1)[1])
+        return min(_MOST_REPEATS, ceil(seconds / max(_NOTHING, *own)))
 
 
 def calibrate(
@@ -218,7 +224,7 @@ def calibrate(
         Routine.PRODUCT.operations(size) / first
         for size, first in zip(best.sizes, best.first, strict=True)
     )
-    cost = MeasuredCost(flops, **tables)
+    cost = MeasuredCost(flops, best, tables["eigen"], tables["cholesky"])
     carried, folded = passing(timer, settings.rounds, settings.layers, settings.width, cost, device)
     return MeasuredCluster(
         fit_links(collectives, flops) if collectives else Cluster(flops),

@@ -134,6 +134,8 @@ def call(
     kind = gives or _a(_full_name(returns))
     try:
         made = made_by(*arguments)
+    except SettingError:  # says already what to do
+        raise
     except Exception as error:
         raise SettingError(
             f"{what} {path!r} could not be built ({type(error).__name__}: {error}): name a "

@@ -43,12 +43,22 @@ class Beside(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(cols, each, bias=False) for each in rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs of all layers one behind the other."""
+        """The outputs of all layers one behind the other.
+
+        Arguments:
+            x: ``[n, cols]``.
+        """
         return torch.cat([layer(x.clone()) for layer in self.layers], 1)
 
 
 class Stepped:
-    """A network that steps, once with an update and once without, and so on."""
+    """A network that steps, once with an update and once without, and so on.
+
+    Arguments:
+        model: that steps.
+        structure: of its curvature.
+        device: where everything is computed.
+    """
 
     def __init__(self, model: Beside, structure: StructureOf, device: torch.device) -> None:
         self.model = model.to(device)

@@ -214,9 +214,11 @@ def _twin(module: nn.Module) -> Any:
     state = twin.__dict__ = dict(module.__dict__)
     generator = torch.Generator().manual_seed(1)
     # Of a vocabulary only the entries that are looked up.
-    rows = _LOOKED_UP if isinstance(module, nn.Embedding) else None
-    if rows is not None and (module.padding_idx or 0) >= rows:
-        state["padding_idx"] = None
+    rows = None
+    if isinstance(module, nn.Embedding):
+        rows = _LOOKED_UP
+        if (module.padding_idx or 0) >= rows:
+            state["padding_idx"] = None
     state["_parameters"] = {
         key: None if p is None else torch.rand(p[:rows].shape, generator=generator).double() + 0.5
         for key, p in module._parameters.items()

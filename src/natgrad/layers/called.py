@@ -90,7 +90,8 @@ def row_scales(weight: Tensor, parameter: Tensor, *, centred: bool) -> Tensor:
     own, p = weight.detach().flatten(1), parameter.detach().flatten(1)
     if centred:
         p = p - p.mean(1, keepdim=True)
-    return own.norm(dim=1) / p.norm(dim=1).clamp(min=torch.finfo(p.dtype).tiny)
+    scales: Tensor = own.norm(dim=1) / p.norm(dim=1).clamp(min=torch.finfo(p.dtype).tiny)
+    return scales
 
 
 class Recorded(TorchFunctionMode):
@@ -185,7 +186,8 @@ def _source(module: nn.Module) -> str | None:
     """The path of the parameter whose rows are scaled, if there is one."""
     lists: Any = getattr(module, "parametrizations", None)
     if isinstance(lists, nn.ModuleDict) and "weight" in lists:
-        chain = list(lists["weight"])
+        held: Any = lists["weight"]
+        chain = list(held)
         kinds = [type(one).__name__ for one in chain]
         if kinds == ["_SpectralNorm"]:
             return "parametrizations.weight.original"

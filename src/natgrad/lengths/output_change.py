@@ -28,7 +28,7 @@ class OutputChange(Length):
         return True
 
     def check(self, name: str, structure: Structure, *, normalises: bool) -> None:
-        if "A" not in structure.needs and not normalises:
+        if ("A" not in structure.needs or structure.whole) and not normalises:
             raise CoverageError(
                 f"OutputChange() needs the second moments of a layer's inputs, which {structure!r} "
                 f"of {name!r} does not keep: use Kronecker() or EKFAC() there, or pass "

@@ -52,6 +52,10 @@ class Form(ABC):
         """``[batch, dim, dim]``, or ``[batch, dim]`` where all others are zero."""
         return self.dense(kept)
 
+    def scaled(self, kept: Tensor, factors: Tensor) -> Tensor:
+        """``kept [numel]`` with each of the matrices multiplied by one of ``factors [batch]``."""
+        return (kept.view(self.batch, -1) * factors.unsqueeze(1)).flatten()
+
     @property
     def sent(self) -> int:
         """Numbers on the wire: none twice."""
@@ -85,11 +89,12 @@ class RowForm(Form):
     """A form to which outer products of any rows can be added."""
 
     @abstractmethod
-    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+    def add_rows(self, kept: Tensor, rows: Tensor, others: Tensor | None = None) -> None:
         """``kept += sum_k r_k r_k^T`` for ``rows [batch, k, n]``, of `operand_dtype`.
 
         ``n`` may be ``dim - 1``: a constant 1 is then the last feature of every row. It is never
-        written out, as that would copy the activations.
+        written out, as that would copy the activations. With ``others [batch, k, dim]`` it is
+        ``sum_k r_k o_k^T``, which must be symmetric.
         """
 
 
@@ -125,12 +130,13 @@ class Triangle(RowForm):
             size = (j - i) * (self.dim - i)
             yield i, j, rows[:, offset : offset + size].unflatten(1, (j - i, self.dim - i))
 
-    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+    def add_rows(self, kept: Tensor, rows: Tensor, others: Tensor | None = None) -> None:
         n, last = rows.shape[-1], self.dim - 1
+        right = rows if others is None else others
         for i, j, slab in self._slabs(kept):
             top = min(j, n)
             if i < top:
-                accumulate(slab[:, : top - i, : n - i], rows[:, :, i:top].mT, rows[:, :, i:])
+                accumulate(slab[:, : top - i, : n - i], rows[:, :, i:top].mT, right[:, :, i:])
         if n < self.dim:
             totals = rows.sum(1, dtype=kept.dtype)  # [batch, n]
             for i, j, slab in self._slabs(kept):
@@ -223,15 +229,17 @@ class BlockTriangle(RowForm):
         sizes = [triangle.numel for triangle in self._triangles]
         yield from zip(self._triangles, kept.split(sizes), strict=True)
 
-    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+    def add_rows(self, kept: Tensor, rows: Tensor, others: Tensor | None = None) -> None:
         for (first, end, count, size), (triangle, part) in zip(
             spans(self.sections), self._parts(kept), strict=True
         ):
-            own = rows[..., first:end]
-            if own.shape[-1] < end - first:  # of the last section alone
-                own = torch.cat([own, own.new_ones(*own.shape[:-1], 1)], -1)
-            pieces = own.unflatten(-1, (count, size)).transpose(1, 2)  # [batch, count, k, size]
-            triangle.add_rows(part, pieces.flatten(0, 1))
+            pieces = []
+            for own in (t[..., first:end] for t in (rows, others) if t is not None):
+                if own.shape[-1] < end - first:  # of the last section alone
+                    own = torch.cat([own, own.new_ones(*own.shape[:-1], 1)], -1)
+                own = own.unflatten(-1, (count, size)).transpose(1, 2)  # [batch, count, k, size]
+                pieces.append(own.flatten(0, 1))
+            triangle.add_rows(part, *pieces)
 
     def squares(self, kept: Tensor, section: int) -> Tensor:
         """The blocks of one section, ``[batch * count, size, size]``."""
@@ -252,6 +260,12 @@ class BlockTriangle(RowForm):
     def trace(self, kept: Tensor) -> Tensor:
         parts = [triangle.trace(part).view(self.batch, -1) for triangle, part in self._parts(kept)]
         return torch.cat(parts, 1).sum(1)
+
+    def scaled(self, kept: Tensor, factors: Tensor) -> Tensor:
+        found = []
+        for (count, _), (triangle, part) in zip(self.sections, self._parts(kept), strict=True):
+            found.append(triangle.scaled(part, factors.repeat_interleave(count)))
+        return torch.cat(found)
 
     @property
     def sent(self) -> int:
@@ -293,8 +307,11 @@ class DiagonalForm(RowForm):
     def __init__(self, dim: int, batch: int = 1) -> None:
         self.dim, self.batch, self.numel = dim, batch, batch * dim
 
-    def add_rows(self, kept: Tensor, rows: Tensor) -> None:
+    def add_rows(self, kept: Tensor, rows: Tensor, others: Tensor | None = None) -> None:
         n, totals = rows.shape[-1], self.values(kept)
+        if others is not None:
+            totals += (rows * others).sum(1)
+            return
         width = max(1, _SQUARES // max(1, rows.shape[0] * rows.shape[1]))
         for i in range(0, n, width):
             some = rows[..., i : min(n, i + width)].to(kept.dtype)

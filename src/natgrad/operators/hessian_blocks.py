@@ -58,6 +58,11 @@ def build_hessian(
     two_sided = [b for b in tape.blocks if isinstance(b.structure, Kronecker | EKFAC)]
     if two_sided:
         refuse_unseen(problem)
+        if traced := [b.structure for b in two_sided if b.structure.whole]:
+            raise CoverageError(
+                f"{traced[0]!r} has squares of per-sample gradients, and the Hessian is no sum of "
+                "such: take Kronecker() or EKFAC(), or Full() for small layers."
+            )
         products = _kronecker(problem, tape, two_sided)
     placed = {}
     for block in tape.blocks:

@@ -134,15 +134,17 @@ def _whole(found: object) -> MeasuredCluster:
     if cluster["inside"] is not None:
         cluster["inside"] = _made(Link, cluster["inside"], "cluster.inside")
     cost = _named(values["cost"], "cost", _fields_of(MeasuredCost))
-    tables = {name: _table(cost[name], f"cost.{name}") for name in ("product", "eigen", "cholesky")}
-    passes = {name: _made(Passing, cost[name], f"cost.{name}") for name in ("carried", "folded")}
+    product, eigen, cholesky = (
+        _table(cost[name], f"cost.{name}") for name in ("product", "eigen", "cholesky")
+    )
+    carried, folded = (_made(Passing, cost[name], f"cost.{name}") for name in ("carried", "folded"))
     collectives = (
         _made(CollectiveSeconds, one, f"collectives[{i}]")
         for i, one in enumerate(_list(values["collectives"], "collectives"))
     )
     return MeasuredCluster(
         Cluster(**cluster),
-        MeasuredCost(cost["flops"], **tables, **passes),
+        MeasuredCost(cost["flops"], product, eigen, cholesky, carried, folded),
         tuple(collectives),
         _made(Circumstances, values["measured"], "measured"),
     )

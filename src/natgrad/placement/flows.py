@@ -276,7 +276,8 @@ def _parts(piece: Piece) -> Numbers:
 @lru_cache(maxsize=256)
 def _part_bytes(piece: Piece, further: int, word: int, each: int) -> Numbers:
     """Bytes of these numbers and some more, in words of several."""
-    return -(-(_parts(piece) + further) // each) * word
+    found: Numbers = -(-(_parts(piece) + further) // each) * word
+    return found
 
 
 def _spans(slices: Slices, payload: int) -> Iterator[tuple[range, int]]:

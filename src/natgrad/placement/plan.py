@@ -8,7 +8,7 @@ precondition a block.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -19,11 +19,13 @@ import numpy as np
 from natgrad.placement import memory, picture, table
 from natgrad.placement.amounts import Memory, Work
 from natgrad.placement.cluster import Cluster
+from natgrad.placement.collectives import Collective
 from natgrad.placement.cost import CostModel, Flops, Folding
 from natgrad.placement.ops import (
     ApplyOp,
     Decompose,
     FactorId,
+    Op,
     Precondition,
     Reduce,
     RefreshOp,
@@ -230,7 +232,23 @@ class Plan(Sending):
         Arguments:
             route: by which all ops go that can.
         """
-        return replace(self, routes=Routes(route, route, route, route))
+        return self.along(Routes(route, route, route, route))
+
+    def along(
+        self, routes: Routes, counted: Sequence[tuple[Sequence[Op], list[Collective]]] = ()
+    ) -> Plan:
+        """The same plan by other routes, with what was counted and does not depend on them.
+
+        Arguments:
+            routes: how each kind of op travels.
+            counted: ops with their collectives by these routes, as `calls` gives them.
+        """
+        found = replace(self, routes=routes)
+        for name in ("block", "factors", "clipped", "_copy_bytes"):
+            if name in self.__dict__:
+                found.__dict__[name] = self.__dict__[name]
+        found.__dict__["_counted"] = {tuple(ops): calls for ops, calls in counted}
+        return found
 
     def renamed(self, strategy: str) -> Plan:
         """The same plan under another name, with all that was counted for it.

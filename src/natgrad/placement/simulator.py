@@ -101,7 +101,8 @@ def _simulated(plan: Plan, cluster: Cluster, cost: CostModel) -> Timeline:
     _, precondition = plan.work_of_all(cost)
     none: Costs = np.zeros(plan.world_size)
     flows = [Flows.none(plan.world_size) for _ in range(3)]
-    come = none + _seconds(plan, cluster, plan.update, in_flight=True, total=flows[0])
+    sums = plan.calls(plan.update)
+    come = none + _seconds(plan, cluster, plan.update, sums, in_flight=True, total=flows[0])
     folded = plan.folding_seconds(cluster, cost)
     update = come + folded
     # The memory of what travels is counted as it comes: both need the same collectives.
@@ -119,13 +120,16 @@ def _simulated(plan: Plan, cluster: Cluster, cost: CostModel) -> Timeline:
     plan.remember(flows)  # who asks for bytes next need not count them again
     ends = [float(now.max()) for now in (reduced, gathered, ready, returned)]
     refreshed = float(decomposed.max())
+    gather, products, give_back = (end - begin for begin, end in pairwise(ends))
     stages = Stages(
         float(come.max()),
         refreshed,
         float(shared.max()) - refreshed,
         ends[0],
-        *(end - begin for begin, end in pairwise(ends)),
-        fold=float(folded.max()),
+        gather,
+        products,
+        give_back,
+        float(folded.max()),
     )
     seconds = [tuple(now.tolist()) for now in (update, shared, returned)]
     return Timeline(seconds[0], seconds[1], seconds[2], plan.most_memory, stages)
@@ -143,21 +147,24 @@ def with_routes(plan: Plan, cluster: Cluster) -> Plan:
     if plan.world_size == 1:
         return plan
     chosen = {}
+    counted: list[tuple[Sequence[Op], list[Collective]]] = []
     for kind, name in KINDS.items():
         clock: Sequence[Op] = {Reduce: plan.update, Share: plan.refresh}.get(kind, plan.apply)
         ops = [op for op in clock if isinstance(op, kind) and plan.has_two_routes(op)]
         if not ops:
             continue
         flying = kind is Reduce
-        slices = Routes(**{name: Route.BALANCED})
-        balanced = float(_seconds(plan, cluster, ops, slices, in_flight=flying).max())
+        calls = collectives_of(plan, ops, Routes(**{name: Route.BALANCED}))
+        balanced = float(_seconds(plan, cluster, ops, calls, in_flight=flying).max())
         # Where ranks are many the messages alone take longer, and need not be looked at.
-        if _least(plan, cluster, ops, in_flight=flying) > balanced:
-            chosen[name] = Route.BALANCED
-            continue
-        direct = float(_seconds(plan, cluster, ops, ALL_DIRECT, in_flight=flying).max())
-        chosen[name] = Route.DIRECT if direct <= balanced else Route.BALANCED
-    return replace(plan, routes=Routes(**chosen))
+        if _least(plan, cluster, ops, in_flight=flying) <= balanced:
+            messages = collectives_of(plan, ops, ALL_DIRECT)
+            direct = float(_seconds(plan, cluster, ops, messages, in_flight=flying).max())
+            if direct <= balanced:
+                continue
+        chosen[name] = Route.BALANCED
+        counted.append((ops, calls))
+    return plan.along(Routes(**chosen), counted)
 
 
 def _after(
@@ -167,15 +174,15 @@ def _after(
     ``start``. The first collective is one of all ranks, so it waits for the last of them."""
     clock: Sequence[Op] = plan.refresh if kind is Share else plan.apply
     ops = [op for op in clock if isinstance(op, kind)]
-    calls = _seconds(plan, cluster, ops, total=total)
-    return start.max() + calls if calls.any() else start
+    seconds = _seconds(plan, cluster, ops, plan.calls(ops), total=total)
+    return start.max() + seconds if seconds.any() else start
 
 
 def _seconds(
     plan: Plan,
     cluster: Cluster,
     ops: Sequence[Op],
-    routes: Routes | None = None,
+    calls: list[Collective],
     *,
     in_flight: bool = False,
     total: Flows | None = None,
@@ -183,7 +190,6 @@ def _seconds(
     """Seconds by rank of the collectives of some ops. ``in_flight``: they leave during a backward
     pass, several at a time, so that a rank sends for one while it receives for another. Their bytes
     are added to ``total``."""
-    calls = plan.calls(ops) if routes is None else collectives_of(plan, ops, routes)
     if total is not None:
         total.add(calls)
     begin: Costs = np.zeros(plan.world_size)

@@ -284,7 +284,9 @@ class Travel:
         kept = self.__dict__
         if kept.get("_calls_of") != some:
             self.forget_calls()  # before there are others
-            kept["_calls"], kept["_calls_of"] = flows.collectives_of(self, some), some
+            ready: list[Collective] | None = kept.get("_counted", {}).pop(some, None)
+            kept["_calls"] = flows.collectives_of(self, some) if ready is None else ready
+            kept["_calls_of"] = some
         found: list[Collective] = kept["_calls"]
         return found
 

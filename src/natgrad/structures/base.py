@@ -81,10 +81,12 @@ class Structure(ABC):
     pass are brought together before anything is squared.
 
     ``needs``: the factors without which nothing can be preconditioned. ``in_basis``: those of them
-    that are statistics in the eigenbasis of the others and are used as they are.
+    that are statistics in the eigenbasis of the others and are used as they are. ``whole``: nothing
+    but whole gradients of samples enters, whatever products they are sums of.
     """
 
     pooled: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]]
     in_basis: ClassVar[tuple[str, ...]] = ()
 

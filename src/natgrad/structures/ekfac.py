@@ -6,11 +6,12 @@ diagonals in that basis the nearest to the block, where K-FAC has the product of
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from natgrad.errors import SettingError
 from natgrad.inverses import Basis, Decomposed, DecomposedFactor, Diagonalization, Inverse
 from natgrad.inverses.base import no_basis
 from natgrad.layers import SharedInput
@@ -18,8 +19,9 @@ from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
 from natgrad.linalg.forms import DiagonalForm, Form
 from natgrad.linalg.symmetric import Rotated, Symmetric
 from natgrad.structures.base import AnyLayer, Factor, Factors, Shape, Structure, Sums
-from natgrad.structures.kronecker import Kronecker, expand, merge_transposed
+from natgrad.structures.kronecker import Kronecker, expand
 from natgrad.structures.narrowing import check_blocks, narrow_blocks, short_repr
+from natgrad.structures.traces import add_traces, more_positions
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class EKFAC(Structure):
     of threads changes ``S`` by rounding errors only.
 
     Arguments:
+        sharing: which factors the basis is of: those of ``Kronecker()``, ``"expand"``, or
+            ``"traces"``, the partial traces of the block.
         input_block: columns of the largest diagonal block that is kept of A; 1 keeps its diagonal,
             None all of it. ``S`` has all its numbers either way.
         gradient_block: the same for G.
@@ -41,6 +45,7 @@ class EKFAC(Structure):
 
     input_block: int | None = None
     gradient_block: int | None = None
+    sharing: Literal["expand", "traces"] | None = None
 
     pooled: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("A", "G", "S")
@@ -54,9 +59,18 @@ class EKFAC(Structure):
 
     @property
     def _product(self) -> Kronecker:
-        return Kronecker(input_block=self.input_block, gradient_block=self.gradient_block)
+        return Kronecker(self.sharing or "expand", self.input_block, self.gradient_block)
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return self.sharing == "traces"
 
     def __post_init__(self) -> None:
+        if self.sharing not in (None, "expand", "traces"):
+            raise SettingError(
+                f"EKFAC.sharing is {self.sharing!r} but must be 'expand' or 'traces'; leave it out "
+                "for 'expand'."
+            )
         check_blocks(self)
 
     __repr__ = short_repr
@@ -72,7 +86,8 @@ class EKFAC(Structure):
             raise no_basis(inverse)
 
     def add(self, layer: AnyLayer, x: Any, g: Tensor, sums: Sums) -> None:
-        expand(layer, x, g, sums)
+        if not self.whole:
+            expand(layer, x, g, sums)
 
     def summaries(
         self, layer: AnyLayer, x: Any, g: Tensor, samples: int | None
@@ -81,11 +96,13 @@ class EKFAC(Structure):
         yield from layer.pairs(x, g, samples)
 
     def combine(self, one: tuple[Tensor, ...], two: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(torch.cat([a, b], 2) for a, b in zip(one, two, strict=True))  # more positions
+        return more_positions(one, two)
 
     def absorb(
         self, role: str, summary: tuple[Tensor, ...], sums: Sums, decomposed: Factors
     ) -> None:
+        if self.whole:
+            add_traces(*summary, sums)
         if "S" not in sums or not {"A", "G"} <= set(decomposed):
             return
         bases = [_basis(decomposed[name]) for name in ("A", "G")]
@@ -101,7 +118,7 @@ class EKFAC(Structure):
         sums["S"].count += 1
 
     def matrices(self, kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[str, Tensor]:
-        return merge_transposed(super().matrices(kept, forms), forms)
+        return self._product.matrices(super().matrices(kept, forms), forms)
 
     def follow(self, kept: dict[str, Tensor], old: Factors, new: Factors) -> dict[str, Tensor]:
         """``S`` is the product of the eigenvalues until a batch has been seen."""

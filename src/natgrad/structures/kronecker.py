@@ -6,8 +6,10 @@ Grosse 2015). What positions ``s`` are is a choice (Eschenhagen et al. 2023):
 
 expand:  ``A = 1/(N S) sum_{n,s} a a^T``,          ``G = 1/N sum_{n,s} g g^T``
 reduce:  ``A = 1/N sum_n mean_s(a) mean_s(a)^T``,  ``G = 1/N sum_n sum_s(g) sum_s(g)^T``
+traces:  ``A = 1/N sum_n dW_n^T dW_n / tr F``,      ``G = 1/N sum_n dW_n dW_n^T``
 
-Both count positions once, so that ``G x A`` has the scale of the block itself.
+All count positions once, so that ``G x A`` has the scale of the block itself. The last takes no two
+positions for alike (`natgrad.structures.traces`).
 
 A side that is too wide to be decomposed is kept in diagonal blocks, or as a diagonal alone
 (``input_block``, ``gradient_block``); `narrowed` chooses them for layers above a limit.
@@ -40,6 +42,7 @@ from natgrad.structures.base import (
     no_shared_input,
 )
 from natgrad.structures.narrowing import check_blocks, narrow_blocks, narrow_form, short_repr
+from natgrad.structures.traces import add_traces, more_positions, unit_trace
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,23 @@ class Kronecker(Structure):
     Arguments:
         sharing: what the positions (tokens, pixels) of one sample are: ``"expand"`` takes them as
             independent samples, ``"reduce"`` as terms of one sum. Both are exact in their own
-            linear setting (Eschenhagen et al. 2023).
+            linear setting (Eschenhagen et al. 2023). ``"traces"`` assumes nothing of them: its
+            factors are the partial traces of the block.
         input_block: columns of the largest diagonal block that is kept of A; 1 keeps its diagonal,
             None all of it.
         gradient_block: the same for G.
     """
 
-    sharing: Literal["expand", "reduce"] = "expand"
+    sharing: Literal["expand", "reduce", "traces"] = "expand"
     input_block: int | None = None
     gradient_block: int | None = None
     needs: ClassVar[tuple[str, ...]] = ("A", "G")
 
     def __post_init__(self) -> None:
-        if self.sharing not in ("expand", "reduce"):
+        if self.sharing not in ("expand", "reduce", "traces"):
             raise SettingError(
-                f"Kronecker.sharing is {self.sharing!r} but must be 'expand' or 'reduce'; leave it "
-                "out for 'expand'."
+                f"Kronecker.sharing is {self.sharing!r} but must be 'expand', 'reduce' or "
+                "'traces'; leave it out for 'expand'."
             )
         check_blocks(self)
 
@@ -72,7 +76,11 @@ class Kronecker(Structure):
 
     @property
     def pooled(self) -> bool:  # type: ignore[override]
-        return self.sharing == "reduce"
+        return self.sharing != "expand"
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return self.sharing == "traces"
 
     def factors(self, layers: Sequence[AnyLayer]) -> dict[str, Factor]:
         primary = layers[0]
@@ -80,8 +88,10 @@ class Kronecker(Structure):
             raise no_shared_input(primary)
         a = narrow_form(primary.input_form(), self.input_block)
         g = narrow_form(primary.gradient_form(), self.gradient_block)
-        if self.sharing == "reduce" and not isinstance(a, RowForm):
-            a = Triangle(a.dim, a.batch)  # means of positions have no lags
+        if self.sharing != "expand" and not isinstance(a, RowForm):
+            a = Triangle(a.dim, a.batch)  # sums over positions have no lags
+        if self.sharing == "traces":
+            return {"A": Factor(a, of_gradients=True), "G": Factor(g, of_gradients=True)}
         # Means of positions need to know the samples, which a layer's own gradient says.
         kept = {
             "A": Factor(a, of_gradients=False, of_inputs=self.sharing == "expand"),
@@ -111,11 +121,17 @@ class Kronecker(Structure):
             dtype = torch.float64 if g.dtype == torch.float64 else torch.float32
             a, gs, positions = layer.position_sums(x, g, samples, dtype)
             yield a, gs, torch.as_tensor(positions)
+        elif self.sharing == "traces":
+            assert isinstance(layer, SharedInput)
+            yield from layer.pairs(x, g, samples)
+
+    def combine(self, one: tuple[Tensor, ...], two: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return more_positions(one, two) if self.whole else super().combine(one, two)
 
     def folded(self, layer: AnyLayer, gs: Sequence[Tensor]) -> Sequence[Tensor]:
         # Each counts by itself, so they may as well be further samples; where inputs say which
         # gradients count, each needs its own.
-        one_by_one = self.sharing == "reduce" or isinstance(layer, Embedding | TiedHead)
+        one_by_one = self.sharing != "expand" or isinstance(layer, Embedding | TiedHead)
         return gs if one_by_one or len(gs) == 1 else [torch.cat(list(gs))]
 
     def role(self, layer: AnyLayer) -> str:
@@ -124,6 +140,9 @@ class Kronecker(Structure):
     def absorb(
         self, role: str, summary: tuple[Tensor, ...], sums: Sums, decomposed: Factors
     ) -> None:
+        if self.whole:
+            add_traces(*summary, sums)
+            return
         a, g, positions = summary
         means, totals = a / positions.clamp(min=1), g  # a sample may have no position at all
         over_a, over_g = (totals, means) if role else (means, totals)
@@ -132,7 +151,7 @@ class Kronecker(Structure):
                 add_vectors(sums[name], rows)
 
     def matrices(self, kept: dict[str, Tensor], forms: dict[str, Form]) -> dict[str, Tensor]:
-        return merge_transposed(kept, forms)
+        return unit_trace(kept, forms) if self.whole else merge_transposed(kept, forms)
 
     def dampings(
         self, kept: dict[str, Tensor], forms: dict[str, Form], damping: float

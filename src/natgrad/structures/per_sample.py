@@ -21,6 +21,7 @@ class PerSample(Structure):
     """Cuts ``vec(W)`` into ``batch`` pieces of ``dim`` entries; inside a piece all is kept."""
 
     pooled: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("F",)
 
     @abstractmethod

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, Muon
 
 from natgrad import KFAC, MeanLoss, SumLoss
 from natgrad.errors import SettingError
@@ -84,9 +84,10 @@ class TestLearningRates:
         assert rates.of(model[0].weight) == pytest.approx(1.0)
         assert rates.version > before
 
-    def test_a_mean_of_gradients_goes_no_further(self):
+    @pytest.mark.parametrize("kind", [Adam, Muon], ids=["Adam", "Muon"])
+    def test_a_mean_of_gradients_goes_no_further(self, kind):
         model = net()
-        rates = LearningRates([Adam(model.parameters(), lr=0.1, betas=(0.9, 0.99))])
+        rates = LearningRates([kind([model[0].weight], lr=0.1)])
         rates.read()
         assert rates.of(model[0].weight) == pytest.approx(0.1)
 

@@ -195,6 +195,7 @@ def test_ranks_that_share_a_core_are_measured_together():
         clock.spend(3.0)
 
     assert timer(call) == 6.0
+    assert timer.repeats(call, 30.0) == 10  # as many as last that long by themselves
 
 
 def test_passes_through_memory_are_found():

@@ -97,10 +97,24 @@ def test_any_number_of_channels_and_images(n, c, bias):
     assert_same(torch.randn(n, c, 5, 6, dtype=torch.float64), SAME, bias)
 
 
+KERNELS = [(3, 3), (5, 5), (2, 4)]
+SMALL = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 7), (7, 1), (3, 2)]
+
+
+def kernels_of(size, c):
+    """All; of many channels, whose factor has up to ten million numbers, each in its turn."""
+    return KERNELS if c < 100 else [KERNELS[SMALL.index(size) % 3]]
+
+
+def test_every_kernel_meets_every_number_of_channels():
+    assert {kernel for size in SMALL for kernel in kernels_of(size, 130)} == set(KERNELS)
+    assert all(kernels_of(size, c) == KERNELS for size in SMALL for c in (3, 16, 40))
+
+
 @pytest.mark.parametrize("c", [3, 16, 40, 130])
-@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 1), (2, 2), (1, 7), (7, 1), (3, 2)])
+@pytest.mark.parametrize("size", SMALL)
 def test_images_smaller_than_the_kernel(size, c):
-    for kernel in ((3, 3), (5, 5), (2, 4)):
+    for kernel in kernels_of(size, c):
         for dilation in ((1, 1), (2, 3)):
             padding = paddings(kernel, dilation)["same"]
             x = torch.randn(3, c, *size, dtype=torch.float64)

@@ -198,6 +198,25 @@ def test_the_collectives_of_a_plan_are_counted_once(monkeypatch):
     assert "_calls" not in plan.__dict__  # which would be large
 
 
+def test_what_was_counted_to_choose_a_route_is_not_counted_again(monkeypatch):
+    plan = MemOpt()(one_wide_layer(64), World(64))
+    assert plan.routes.balanced == ("factors", "results")
+    counted = []
+    count = flows.collectives_of
+
+    def watched(plan, ops, *others, **named):
+        counted.extend(type(op) for op in ops)
+        return count(plan, ops, *others, **named)
+
+    monkeypatch.setattr(flows, "collectives_of", watched)
+    times = simulate(plan, Cluster())
+    assert not {Reduce, Return} & {*counted}
+    anew = replace(plan)  # knows nothing
+    assert simulate(anew, Cluster()) == times
+    assert {Reduce, Return} <= {*counted}
+    assert [anew.memory(rank) for rank in (0, 1, 63)] == [plan.memory(r) for r in (0, 1, 63)]
+
+
 @pytest.mark.parametrize("fraction", [1.0, 1 / 2, 1 / 8])
 def test_equal_layers_on_the_same_ranks_are_counted_once(monkeypatch, fraction):
     """The work does not grow with the layers, but with the kinds of them and the columns of a grid;

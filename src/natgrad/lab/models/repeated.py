@@ -7,8 +7,7 @@ and three must be the count of four, in every number; only then all are taken to
 (layers that see what all before them gave, numbers that depend on the depth) all are counted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count as numbers
 from itertools import takewhile
@@ -65,14 +64,10 @@ def counted(model: nn.Module, count: Callable[[], Counted]) -> Counted:
     if container is None:
         return count()
     layers = list(container.children())
-    few = []
-    for kept in (2, 3, 4):
-        with _cut(container, kept):
-            try:
-                few.append(count())
-            except (RuntimeError, NotImplementedError, TypeError, ValueError, LookupError):
-                return count()  # which says what is wrong, if anything is
-    two, three, four = few
+    try:
+        two, three, four = (_with(container, kept, count) for kept in (2, 3, 4))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, LookupError):
+        return count()  # which says what is wrong, if anything is
     expected = _longer(two, three, layers, 4)
     if expected is None or _numbers(expected) != _numbers(four):
         return count()
@@ -98,13 +93,12 @@ def _likeness(layer: nn.Module) -> tuple[Any, ...]:
     return repr(layer), sizes
 
 
-@contextmanager
-def _cut(container: nn.Module, kept: int) -> Iterator[None]:
-    """The container with its first children alone."""
+def _with(container: nn.Module, kept: int, count: Callable[[], Counted]) -> Counted:
+    """The count with the first children of the container alone."""
     whole = container._modules
     container._modules = dict(list(whole.items())[:kept])
     try:
-        yield
+        return count()
     finally:
         container._modules = whole
 

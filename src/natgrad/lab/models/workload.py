@@ -154,6 +154,8 @@ def _for_each_sample(found: Counted, trained: Sequence[nn.Parameter]) -> Passes:
 
 
 def _through(model: nn.Module, trained: Sequence[nn.Parameter], x: Tensor) -> Counted:
+    for p in trained:
+        p.grad = None
     counter = _Counter()  # type: ignore[no-untyped-call]
     attention, saved = _Attention(), _Saved(model)
     calls: list[Call] = []
