@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import comparison_table as tables
+from benchmarks import page
 from benchmarks.comparison_cost import costs
 from benchmarks.comparison_tasks import SEEDS, TASKS, BenchmarkTask
 from benchmarks.timing import machine
@@ -37,7 +38,7 @@ from natgrad.lab.compare.results import NAME, ComparedCurve, ComparedRun, Status
 from natgrad.lab.train.state import write_text
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- comparison -->", "<!-- /comparison -->"
+MARK = "comparison"
 COSTS, FACTS = "costs.json", "facts.json"
 
 
@@ -136,15 +137,6 @@ def text(folder: Path) -> str:
     return "\n\n".join([about, tables.overview(found), *map(tables.details, found)])
 
 
-def write_table(folder: Path, page: Path) -> None:
-    """Between the marks of the page; what is around them stays."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"{page} has no lines {BEGIN} and {END}: write them where tables belong.")
-    write_text(page, f"{before}{BEGIN}\n{text(folder)}\n{END}{after}")
-
-
 def _json(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
@@ -188,10 +180,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             setup = TASKS[name].setup(asked.threads, asked.seeds, rivals_alone=asked.rivals)
             came = run(name, setup, asked.folder)
-        write_table(asked.folder, asked.page)
+        page.write(asked.page, MARK, text(asked.folder))
     if timer is not None:
         timer.cancel()
-    write_table(asked.folder, asked.page)
+    page.write(asked.page, MARK, text(asked.folder))
     return 0
 
 

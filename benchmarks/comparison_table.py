@@ -24,7 +24,7 @@ from natgrad.lab.compare.summary import (
     three_digits,
     whole,
 )
-from natgrad.lab.train.settings import metrics_of
+from natgrad.lab.train.contradictions import metrics_of
 from natgrad.tables import seconds_text
 
 TUNED, DRAWN, UNTUNED, ADAMW = "naturalmuon", "naturalmuon-mc", "naturalmuon-untuned", "adamw"

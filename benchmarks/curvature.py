@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from benchmarks import plain
 from benchmarks.contenders import CONTENDERS, TOP, Backpack, Contender, Natgrad, Operands
-from benchmarks.timing import Row, Table, interleave, render, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table, interleave, render
 
 NOT_INSTALLED, NOT_OFFERED = "not installed", "-"
 RIGHT = 1e-2  # a result that is further off than this does not count as one
@@ -259,15 +260,14 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the least counts")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    add_output(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tables = [
         table(NETWORKS[name], arguments.repeats, arguments.tasks) for name in arguments.networks
     ]
     print(libraries())
-    report([t for t in tables if t.rows], arguments.markdown, arguments.json)
+    report([t for t in tables if t.rows], arguments)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.timing import Row, Table, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table
 from natgrad.lab.compare import CONTENDERS, Comparison, ComparisonSetup, Contender, compare
 from natgrad.lab.compare.progress_bar import shown
 from natgrad.lab.compare.results import Status
@@ -87,8 +88,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("damping"), help="folder of the runs")
     parser.add_argument("--resume", action="store_true", help="go on with what is there")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    add_output(parser)
     arguments = parser.parse_args()
     table = Table("Training loss at the end, another seed", note_name="learning rate")
     for task in arguments.tasks:
@@ -98,7 +98,7 @@ def main() -> None:
         tell = shown(lambda text: print(text, file=sys.stderr, flush=True))
         found = compare(setup, arguments.out / task, tell, resume=arguments.resume)
         table.rows += rows(task, found)
-    report([table], arguments.markdown, arguments.json)
+    report([table], arguments)
 
 
 if __name__ == "__main__":

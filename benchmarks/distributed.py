@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.page import add_output, report
 from benchmarks.ranks import (
     DDP,
     KINDS,
@@ -27,7 +28,7 @@ from benchmarks.ranks import (
     by_kind,
     measure,
 )
-from benchmarks.timing import Row, Table, average_step, render, report
+from benchmarks.timing import Row, Table, average_step, render
 from natgrad.comm import launch
 from natgrad.tables import bytes_text
 
@@ -187,8 +188,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="1 round of 8, without 4 ranks, ResNet-32"
     )
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    add_output(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as the ranks do; nothing is computed here
     quick = arguments.quick
@@ -199,7 +199,7 @@ def main() -> None:
         arguments.batch or (8 if quick else 32),
         arguments.repeats or (1 if quick else 5),
     )
-    report([table], arguments.markdown, arguments.json)
+    report([table], arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from benchmarks.networks import tiny_stack
-from benchmarks.timing import Row, Table, interleave, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table, interleave
 from benchmarks.workloads import Trainer, Workload, library, naive
 
 
@@ -56,10 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
+    add_output(parser)
     arguments = parser.parse_args()
-    report([idle_table(arguments.layers, arguments.repeats)], arguments.markdown, arguments.json)
+    report([idle_table(arguments.layers, arguments.repeats)], arguments)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import natgrad
-from benchmarks.timing import Row, Table, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table
 from benchmarks.workloads import WORKLOADS, Workload
 from natgrad.geometry import spectral
 from natgrad.inverses import decomposed
@@ -233,8 +234,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="for ResNet-50 one of them")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    add_output(parser)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     clock = time.perf_counter if asked.clock == "wall" else time.process_time
@@ -242,7 +242,7 @@ def main() -> None:
     for name in asked.models:
         rounds = asked.rounds if name != "resnet50" else 1
         found += tables(name, rounds, clock, asked.optimizers)
-    report(found, asked.markdown, asked.json)
+    report(found, asked)
 
 
 if __name__ == "__main__":

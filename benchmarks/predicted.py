@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.distributed import processes, slowest
+from benchmarks.page import add_output, report
 from benchmarks.ranks import (
     DDP,
     KINDS,
@@ -36,7 +37,7 @@ from benchmarks.ranks import (
     kept,
     measure,
 )
-from benchmarks.timing import Row, Table, render, report
+from benchmarks.timing import Row, Table, render
 from natgrad.comm import connect, launch
 from natgrad.lab.calibration import CalibrationSettings, calibrate
 from natgrad.placement import MeasuredCluster, simulate
@@ -180,8 +181,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="of one rank (default 16)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds (default 5)")
     parser.add_argument("--quick", action="store_true", help="measure few sizes, and hastily")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    add_output(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as the ranks do; nothing is computed here
     tables = compared(
@@ -192,7 +192,7 @@ def main() -> None:
         arguments.repeats,
         QUICK if arguments.quick else CalibrationSettings(),
     )
-    report(tables, arguments.markdown, arguments.json)
+    report(tables, arguments)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 import natgrad
 from benchmarks.networks import digits_autoencoder, resnet20, small_cnn
-from benchmarks.timing import Row, Table, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 MOMENTA = (0.0, 0.9, 0.95)
@@ -193,8 +194,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="2 seeds and a coarse grid")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    add_output(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tables = []
@@ -203,7 +203,7 @@ def main() -> None:
     if "loss" in arguments.parts:
         seeds = 2 if arguments.quick else arguments.seeds
         tables += [losses(task, 100, seeds, arguments.quick) for task in tasks()]
-    report(tables, arguments.markdown, arguments.json)
+    report(tables, arguments)
 
 
 if __name__ == "__main__":

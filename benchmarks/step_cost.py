@@ -15,7 +15,8 @@ import torch
 
 from benchmarks.idle import idle_table
 from benchmarks.memory import memory_rows
-from benchmarks.timing import Row, Table, Times, average_step, interleave, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table, Times, average_step, interleave
 from benchmarks.workloads import (
     INTERVALS,
     INVERSES,
@@ -122,8 +123,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="rounds (default 12; 4 for resnet50)")
     parser.add_argument("--quick", action="store_true", help="2 rounds, without resnet50")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    add_output(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
@@ -150,7 +150,7 @@ def main() -> None:
             memory.rows += memory_rows(name, "eigen", arguments.threads, tries, goal)
     idle = idle_table(repeats=20 if arguments.quick else 200)
     tables = [table for table in (steps, kinds, stages, memory, idle) if table.rows]
-    report(tables, arguments.markdown, arguments.json)
+    report(tables, arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ is then put together from the kinds instead of being run: at 10/100 that is 90 s
 and 1 update-and-refresh step.
 """
 
-import json
 import math
 import os
 import platform
@@ -18,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -205,21 +204,3 @@ def machine() -> dict[str, str]:
 
 def _module_name() -> str:
     return f"benchmarks.{Path(sys.argv[0]).stem}"
-
-
-def report(tables: Sequence[Table], markdown: bool, json_path: str | None) -> None:
-    """Print the tables under the machine they were measured on; also write them as JSON."""
-    facts = machine()
-    separator = "  \n" if markdown else "\n"
-    print(separator.join(f"{name}: {value}" for name, value in facts.items()) + "\n")
-    for table in tables:
-        print(table.render(markdown))
-    if json_path:
-        data = {
-            "machine": facts,
-            "tables": [
-                {"title": t.title, "rows": [asdict(r) | {"verdict": r.verdict} for r in t.rows]}
-                for t in tables
-            ],
-        }
-        Path(json_path).write_text(json.dumps(data, indent=2) + "\n")

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import natgrad
-from benchmarks.timing import Row, Table, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table
 from natgrad.lab.data.mnist import mnist
 from natgrad.lab.models.gpt import GPT
 from natgrad.linalg.workspace import release
@@ -259,8 +260,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="also without a limit")
     parser.add_argument("--only", choices=("mnist", "head", "gpt"), help="one table")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
+    add_output(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tables = []
@@ -270,7 +270,7 @@ def main() -> None:
         tables.append(mnist_table(arguments.steps, arguments.whole))
     if arguments.only in (None, "gpt"):
         tables.append(small_gpt_table(arguments.steps, arguments.whole))
-    report(tables, arguments.markdown, arguments.json)
+    report(tables, arguments)
 
 
 if __name__ == "__main__":

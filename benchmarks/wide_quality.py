@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import natgrad
-from benchmarks.timing import Row, Table, report
+from benchmarks.page import add_output, report
+from benchmarks.timing import Row, Table
 from natgrad import Kronecker
 from natgrad.inverses import Decomposed
 from natgrad.lab.data.mnist import mnist
@@ -189,8 +190,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=("inputs", "channels", "words"), help="one task")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
+    add_output(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tasks = {
@@ -204,7 +204,7 @@ def main() -> None:
         for name in chosen
         for optimizer in ("KFAC", "NaturalMuon")
     ]
-    report(tables, arguments.markdown, arguments.json)
+    report(tables, arguments)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,14 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Inside of the laboratory and of kfac arrows point down as well.
 INNER_FLOORS = {
     "lab": (
+        ("calls", "marks"),
         ("registry",),
         ("data", "models", "schemes"),
         ("names",),
         ("train",),
         ("compare",),
         ("report",),
+        ("reproduce",),
     ),
     "kfac": (("clocks", "settings", "step", "clipping", "motion"), ("ranks",)),
 }

@@ -51,7 +51,7 @@ def page(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "TASKS", {"tiny": TINY})
     monkeypatch.setattr(comparison_tasks, "TASKS", {"tiny": TINY})
     file = tmp_path / "PAGE.md"
-    file.write_text(f"before\n{comparison.BEGIN}\nold\n{comparison.END}\nafter\n")
+    file.write_text("before\n<!-- comparison -->\nold\n<!-- /comparison -->\nafter\n")
     with runs.made_up_digits():
         yield file
 
@@ -64,8 +64,8 @@ def asked(page, *arguments):
 
 def test_it_runs_goes_on_and_is_written(page):
     said = asked(page)
-    assert said.startswith(f"before\n{comparison.BEGIN}\nWritten by")
-    assert said.endswith(f"{comparison.END}\nafter\n")
+    assert said.startswith("before\n<!-- comparison -->\nWritten by")
+    assert said.endswith("<!-- /comparison -->\nafter\n")
     assert "old" not in said
     where = page.parent / "results" / "tiny"
     first = Comparison.read(where)
@@ -102,7 +102,7 @@ def test_rivals_may_come_first(page):
 
 def test_a_budget_ends_it_and_what_is_there_is_written(page):
     said = asked(page, "--budget-minutes", "0.002")
-    assert comparison.END in said
+    assert "<!-- /comparison -->" in said
     done = asked(page)
     assert "Tiny" in done
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import natgrad
 from natgrad import cli
-from natgrad.comm import MPI
+from natgrad.comm import MPI, Horovod
 from natgrad.integrations import deepspeed
 from natgrad.lab import data
 from natgrad.lab.compare import CONTENDERS
@@ -88,6 +88,7 @@ CASES = {
     ),
     "soap, compared": Case("pytorch_optimizer", "pytorch_optimizer", "optimizers", compared),
     "mpi": Case("mpi4py", "mpi4py", "mpi", MPI),
+    "horovod": Case("horovod", "horovod", None, Horovod),  # from source, with flags of its own
     "deepspeed": Case("deepspeed", "deepspeed", "deepspeed", deepspeed._zero),
     "a callback of transformers": Case(
         "transformers", "transformers", "frameworks", lambda: fresh("transformers")

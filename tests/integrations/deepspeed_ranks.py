@@ -1,5 +1,6 @@
 """Trains under DeepSpeed and under DDP, to be run by torchrun; rank 0 prints how far the weights
-are apart, for every stage in the arguments, and how far K-FAC has moved them from plain SGD's."""
+are apart, for every stage in the arguments (``1`` or, with a network in bfloat16, ``1-bf16``), how
+far K-FAC has moved them from plain SGD's, and what is said of engines that it cannot serve."""
 
 import json
 import os
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natgrad import KFAC
+from natgrad.errors import SettingError
 from natgrad.integrations import deepspeed as integration
 
 STEPS, MICRO, EACH = 6, 2, 4
@@ -59,7 +61,8 @@ def by_ddp(rank: int, preconditioned: bool = True) -> Tensor:
     return weights(model)
 
 
-def by_deepspeed(rank: int, stage: int) -> Tensor:
+def made(stage: int, **others: object) -> tuple[nn.Module, nn.Module]:
+    """A network, and a real engine around it."""
     model, optimizer = network()
     config = {
         "train_micro_batch_size_per_gpu": EACH,
@@ -67,18 +70,34 @@ def by_deepspeed(rank: int, stage: int) -> Tensor:
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 0.0,
+        **others,
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return model, engine
+
+
+def refused(**options: object) -> str:
+    """What is said of a real engine with these settings."""
+    try:
+        integration.KFAC(made(**options)[1])
+    except SettingError as error:
+        return str(error)
+    return ""
+
+
+def by_deepspeed(rank: int, stage: int, *, half: bool = False) -> Tensor:
+    model, engine = made(stage, **({"bf16": {"enabled": True}} if half else {}))
     kfac = integration.KFAC(engine, **SETTINGS)
     assert not kfac.gradients.are_local, "DeepSpeed averages gradients itself"
     for step in range(STEPS):
         for micro in range(MICRO):
             x, y = batch(step, micro, rank)
-            engine.backward(F.cross_entropy(engine(x), y))
+            x = x.bfloat16() if half else x
+            engine.backward(F.cross_entropy(engine(x).float(), y))
             kfac.step()
             engine.step()
     assert kfac.steps == STEPS, "micro-batches are no steps"
-    return weights(model)
+    return weights(model).float()
 
 
 def main() -> None:
@@ -87,10 +106,14 @@ def main() -> None:
     deepspeed.init_distributed("gloo")
     expected = by_ddp(rank)
     found = {"plain": float((by_ddp(rank, preconditioned=False) - expected).abs().max())}
-    for stage in map(int, sys.argv[1:]):
-        found[str(stage)] = float((by_deepspeed(rank, stage) - expected).abs().max())
+    for name in sys.argv[1:]:
+        stage, _, kind = name.partition("-")
+        end = by_deepspeed(rank, int(stage), half=kind == "bf16")
+        found[name] = float((end - expected).abs().max())
+    said = {"stage 3": refused(stage=3)}
     if rank == 0:
         print("distances", json.dumps(found), flush=True)
+        print("refused", json.dumps(said), flush=True)
     torch.distributed.barrier()  # see finish() of examples/ranks.py
     time.sleep(0.1)
     torch.distributed.destroy_process_group()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from natgrad.capture.averages import NewEstimate, NewSums, RunningFactor
+from natgrad.capture.change_rates import Watcher
 from natgrad.damping import Damping
 from natgrad.errors import SettingError
 from natgrad.inverses import Decomposed, DecomposedFactor, Diagonalization, Inverse, Parts
@@ -79,6 +80,7 @@ class Block:
         self.failures = 0
         self.version = 0  # changes whenever the parts do
         self.shares_input_with: Block | None = None  # whose factors of the inputs are the same
+        self.watcher: Watcher | None = None  # sees updates before they are folded
         self.lost = ""  # what happened to a parameter that the model has no longer as it was
         self.asleep = False  # all its parameters are frozen, and may be trained again
 
@@ -162,6 +164,8 @@ class Block:
         self.dropped += ~fits
         if estimate is None:
             return
+        if self.watcher is not None and fits:
+            self.watcher(self, estimate, decay)
         estimate.fold(fits, decay)
         for name in self.structure.in_basis:
             if name in estimate.gaps and name in self.parts:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from natgrad.errors import SettingError
+from natgrad.lab.registry import Makers
 from natgrad.lab.train import toml
 from natgrad.lab.train.presets import PRESETS, preset
 from natgrad.lab.train.settings import Settings, kind, several, words_text
@@ -94,6 +95,8 @@ def presets_table() -> Table:
 def _metavar(one: Field[Any]) -> str:
     if several(one):
         return "LIST"
+    if isinstance(one.metadata["words"], Makers):
+        return "VALUE" if one.metadata["numbers"] else "WORD"
     return {str: "NAME", int: "N", float: "NUMBER", bool: "or --no-…"}[kind(one)]
 
 

@@ -20,6 +20,7 @@ ABOUT = {
     "compare": "Compare optimizers on one task; Ctrl-C saves, and --resume goes on.",
     "report": "Write one HTML page of runs and comparisons: curves, tables, K-FAC's time, "
     "drift, spectra.",
+    "reproduce": "Measure tables and findings of the papers again.",
     "data": "Data sets: which there are, where they lie, and how to get them.",
 }
 _PLAIN: dict[str, Any] = {

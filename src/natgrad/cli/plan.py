@@ -16,6 +16,7 @@ from natgrad.lab.models.planned import PLANNED, configured
 from natgrad.lab.models.workload import Passes, passes
 from natgrad.lab.names import INVERSES, NETWORKS
 from natgrad.lab.registry import PATH
+from natgrad.lab.report.sizes import network_sizes
 from natgrad.placement import CLUSTERS, Plan, Workload, simulate
 from natgrad.structures import MAX_DIM
 from natgrad.tables import bytes_text
@@ -100,6 +101,9 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write all numbers that are compared.")
     ] = None,
     short: Annotated[bool, typer.Option("--short", help="Only compare the placements.")] = False,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Plan nothing: print the matrix's size by structure.")
+    ] = False,
 ) -> None:
     """Print who does what, and compare the placements.
 
@@ -110,6 +114,10 @@ def plan(
     """
     if calibrate is not None:
         calibration.calibrate(calibrate, ranks)
+        return
+    if sizes:
+        named = _network(options.needed(network, "--network"))
+        typer.echo(network_sizes(named.without_weights()).table())
         return
     network, ranks = options.needed(network, "--network"), options.needed(ranks, "--ranks")
     machines, cost = options.cluster(cluster)

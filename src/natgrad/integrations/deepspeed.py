@@ -44,6 +44,9 @@ class KFAC(preconditioner.KFAC):
             distributed = replace(distributed, group=group)
         settings["distributed"] = distributed
         super().__init__(engine, cast(Optimizer, Rates(self.engine.optimizer)), **settings)
+        # From stage 2 on, gradients leave the parameters after every micro-batch: that one is gone
+        # does not say that its batch was thrown away.
+        self.capture.on_restart = None
 
     def step(self, samples: int | None = None) -> None:
         """As often as ``engine.step()``; does nothing between the micro-batches of a step."""

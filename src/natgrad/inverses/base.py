@@ -42,9 +42,11 @@ class Inverse(ABC):
     and may be overridden by something faster.
 
     ``damps_factors``: each factor is damped before it is decomposed, so that the damping of one may
-    depend on the others of its block."""
+    depend on the others of its block. ``pi_corrected``: it does so in a Kronecker product, where
+    otherwise each factor gets the damping of the block."""
 
     damps_factors: ClassVar[bool] = True
+    pi_corrected: bool = True
 
     @abstractmethod
     def decompose(self, matrix: Tensor, damping: Tensor) -> Parts:

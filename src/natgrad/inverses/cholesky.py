@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from natgrad.errors import SettingError
 from natgrad.inverses.base import ExplicitInverse, Parts
 from natgrad.linalg.spd_inverse import cholesky_inverse, inverse_rows, recursive_inverse_
 from natgrad.specs import FactorCost, FactorSpec
@@ -15,9 +16,27 @@ _SMALL = 32
 class Cholesky(ExplicitInverse):
     """Half the products of `Eigen` at every step and a decomposition 4 to 6 times cheaper.
 
-    Kronecker factors are damped one by one with the pi-correction, which approximates the damped
-    block, and a changed damping acts at the next refresh.
+    Kronecker factors are damped one by one, which approximates the damped block, and a changed
+    damping acts at the next refresh.
+
+    Arguments:
+        pi_corrected: whether ``A + pi sqrt(damping) I`` and ``G + sqrt(damping) / pi I`` are
+            inverted, whose product has the damping itself on the diagonal (Martens & Grosse 2015,
+            sec. 6.3); otherwise ``A + damping I`` and ``G + damping I`` (Pauloski 2022, eq. 9),
+            whose product depends on how the scale of the block is split between its factors.
     """
+
+    pi_corrected: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pi_corrected, bool):
+            raise SettingError(
+                f"Cholesky.pi_corrected is {self.pi_corrected!r} but must be True or False: pass "
+                "one of the two."
+            )
+
+    def __repr__(self) -> str:
+        return "Cholesky()" if self.pi_corrected else "Cholesky(pi_corrected=False)"
 
     def decompose(self, matrix: Tensor, damping: Tensor) -> Parts:
         matrix.diagonal(dim1=1, dim2=2).add_(damping.unsqueeze(1))

@@ -13,6 +13,7 @@ from natgrad.comm import Communicator
 from natgrad.kfac import health, reports
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.attaching import Attachment
+from natgrad.kfac.change_rates import ChangeRates
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
@@ -90,6 +91,11 @@ class Inspection:
             watch: called with the name of a stage, it gives a context for its time.
         """
         self.watch = self.statistics.watch = watch
+
+    def track_changes(self) -> ChangeRates:
+        """Measure from now on how much new estimates of the factors differ from those before, and
+        their running averages; keeps one more copy of every factor."""
+        return ChangeRates(self)
 
     def drift(self) -> reports.DriftTable:
         """How fast the factors change, and how far their decompositions lag behind."""

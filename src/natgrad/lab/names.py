@@ -8,20 +8,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from natgrad.curvature.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
 from natgrad.curvature.likelihoods import Categorical, Likelihood
 from natgrad.curvature.losses import BinaryCrossEntropy, CrossEntropy, Loss, SquareLoss, as_loss
+from natgrad.curvature.subsample import Subsample
+from natgrad.geometry import Elementwise, Euclidean, Geometry, Spectral
 from natgrad.inverses import Cholesky, Eigen, Inverse, LowRank
+from natgrad.kfac.clocks import Intervals
 from natgrad.lab import registry
 from natgrad.lab.data import by_name as data_by_name
 from natgrad.lab.data.by_name import NamedData
 from natgrad.lab.data.own_data import own_data
 from natgrad.lab.models import by_name as networks_by_name
 from natgrad.lab.models.by_name import NamedNetwork, own_network
-from natgrad.lab.registry import Registry, factories
-from natgrad.lab.schemes import optimizers_by_name
+from natgrad.lab.registry import Makers, Registry, factories
+from natgrad.lab.schemes import optimizers_by_name, settings_by_name
 from natgrad.lab.schemes.optimizers_by_name import NamedOptimizer, own_optimizer
+from natgrad.lab.schemes.second_pass import SecondPass
+from natgrad.lab.schemes.settings_by_name import RunRequest
 from natgrad.layers import registered
+from natgrad.lengths import Graft, Length, OutputChange, Rms
 from natgrad.placement import (
     Auto,
     Cluster,
@@ -36,7 +44,7 @@ from natgrad.placement import (
 )
 from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, Structure, UnitWise
 
-STRUCTURES: Registry[Callable[..., Structure]] = factories(
+STRUCTURES: Makers[Structure] = factories(
     "structure",
     Structure,
     {
@@ -49,7 +57,7 @@ STRUCTURES: Registry[Callable[..., Structure]] = factories(
     },
 )
 
-INVERSES: Registry[Callable[..., Inverse]] = factories(
+INVERSES: Makers[Inverse] = factories(
     "inverse", Inverse, {"eigen": Eigen, "cholesky": Cholesky, "low-rank": LowRank}
 )
 
@@ -95,14 +103,66 @@ class CurvatureRequest:
     seed: int = 0
 
 
-CURVATURES: Registry[Callable[..., Fisher]] = factories(
+def _monte_carlo(
+    asked: CurvatureRequest, draws: int | None = None, seed: int | None = None
+) -> Fisher:
+    return MonteCarloFisher(
+        asked.draws if draws is None else draws,
+        asked.seed if seed is None else seed,
+        asked.likelihood,
+    )
+
+
+CURVATURES: Makers[Fisher] = factories(
     "curvature",
     Fisher,
     {
         "empirical": lambda asked: EmpiricalFisher(),
-        "monte-carlo": lambda asked: MonteCarloFisher(asked.draws, asked.seed, asked.likelihood),
+        "monte-carlo": _monte_carlo,
         "exact": lambda asked: ExactFisher(asked.likelihood),
     },
+    given=(CurvatureRequest(),),
+)
+
+# Any run will do to try settings on; in this one no two epochs are the same step.
+_RUN = RunRequest(steps_per_epoch=1e6)
+
+INTERVALS: Makers[Intervals] = Makers(
+    "interval",
+    "a function of the step",
+    settings_by_name.own_schedule("interval", "a number of steps"),
+    settings_by_name.INTERVALS,
+    given=(_RUN,),
+)
+
+DAMPINGS: Makers[Any] = Makers(
+    "damping",
+    "a function of the step",
+    settings_by_name.own_schedule("damping", "a damping"),
+    settings_by_name.DAMPINGS,
+    given=(_RUN,),
+)
+
+GEOMETRIES: Makers[Geometry] = factories(
+    "geometry",
+    Geometry,
+    {"euclidean": Euclidean, "spectral": Spectral, "elementwise": Elementwise},
+)
+
+LENGTHS: Makers[Length] = factories(
+    "length", Length, {"rms": Rms, "output-change": OutputChange, "graft": Graft}
+)
+
+SUBSAMPLES: Makers[Subsample] = factories(
+    "choice of samples", Subsample, {"subsample": lambda amount, seed=0: Subsample(amount, seed)}
+)
+
+SECOND_PASSES: Makers[SecondPass] = Makers(
+    "second pass",
+    "a SecondPass of your own",
+    settings_by_name.own_second_pass,
+    settings_by_name.SECOND_PASSES,
+    given=([torch.zeros(1)],),
 )
 
 OPTIMIZERS: Registry[NamedOptimizer] = Registry(

@@ -1,16 +1,21 @@
 """Names and the objects that they stand for: registered once, and open to ``module:function``.
 
 ``Registry("optimizer", …)["sgd"]`` is what was registered under that name, and
-``["my_module:Adan"]`` what Python imports by that path, from the current folder too.
+``["my_module:Adan"]`` what Python imports by that path, from the current folder too. Names of
+`Makers` may have arguments: ``["low-rank(rank=8)"]``.
 """
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from natgrad.errors import SettingError
+from natgrad.lab import calls
+from natgrad.lab.calls import Call
 
 T = TypeVar("T")
 
@@ -62,6 +67,10 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         self.check(name)
+        return self._found(name)
+
+    def _found(self, name: str) -> T:
+        """What was registered, or is imported."""
         known = self.entries()
         if name in known:
             return known[name]
@@ -140,20 +149,159 @@ def call(
     return made
 
 
+class Makers(Registry[Callable[..., T]]):
+    """Functions that make objects, which a name may be followed by arguments for:
+    ``makers["low-rank(rank=8)"]()``. An argument that is itself a word of this registry, a path, or
+    has arguments, is made by it as well.
+
+    ``given``: examples of what whoever asks for an object hands over, before the arguments that a
+    user writes, so that these can be tried as soon as they are read.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        own: str,
+        adapt: Callable[[str, Any], Callable[..., T]],
+        entries: Mapping[str, Callable[..., T]],
+        given: tuple[Any, ...] = (),
+    ) -> None:
+        self.given = given
+        super().__init__(kind, own, adapt, entries)
+
+    def normal(self, value: Any, name: str) -> int | float | str:
+        """A number as it is, and a word with its arguments in the one form in which it is kept;
+        what is not known is refused, and nothing imported.
+
+        Arguments:
+            value: as TOML or a command line has it.
+            name: of the setting.
+        """
+        plain = isinstance(value, str) and _is_plain(value)
+        found = Call(value) if plain else calls.from_toml(value, name)
+        if isinstance(found, Call):
+            self._check(found)
+            self._try(found)
+            return str(found)
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            return found
+        raise SettingError(f"{name} is {value!r}, which is no {self.kind}: name {self.choices()}.")
+
+    def check(self, name: str) -> None:
+        self._check(self._call(name))
+
+    def _try(self, call: Call) -> None:
+        """Numbers that are not allowed are refused before a run begins."""
+        if _has_path(call):
+            return
+        try:
+            self._made_by(call)(*self.given)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, SettingError):
+                raise
+            raise SettingError(
+                f"{self.kind.capitalize()} {call} cannot be made ({error}): correct what it is "
+                "told."
+            ) from error
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        call = self._call(name)
+        self._check(call)
+        return self._made_by(call)
+
+    def _call(self, name: str) -> Call:
+        found = Call(name) if _is_plain(name) else calls.parsed(name, self.kind)
+        if not isinstance(found, Call):
+            raise SettingError(f"There is no {self.kind} {name!r}: name {self.choices()}.")
+        return found
+
+    def _check(self, call: Call) -> None:
+        super().check(call.word)
+        if call.word in self:
+            allowed = self.arguments(call.word)
+            for name, _ in call.arguments:
+                if name not in allowed:
+                    takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+                    raise SettingError(
+                        f"There is no argument {name} of {self.kind} {call.word}: {takes}."
+                    )
+            said = {name for name, _ in call.arguments}
+            if missing := [n for n, needed in allowed.items() if needed and n not in said]:
+                example = ", ".join(f"{name}=…" for name in missing)
+                raise SettingError(
+                    f"{self.kind.capitalize()} {call.word} is given no {' and '.join(missing)} but "
+                    f"needs it: write {call.word}({example})."
+                )
+        for _, value in call.arguments:
+            if self._nests(value):
+                self._check(value)
+
+    def _nests(self, value: calls.Value) -> TypeGuard[Call]:
+        """Whether it is made here as well; any other word is a text."""
+        if not isinstance(value, Call):
+            return False
+        return bool(value.arguments) or value.word in self or is_path(value.word)
+
+    def arguments(self, name: str) -> dict[str, bool]:
+        """The arguments that a registered word takes, with whether it needs them."""
+        found = list(inspect.signature(self.entries()[name]).parameters.values())
+        found = found[len(self.given) :]
+        return {one.name: one.default is one.empty for one in found}
+
+    def _made_by(self, call: Call) -> Callable[..., T]:
+        maker = self._found(call.word)
+        if not call.arguments:
+            return maker
+
+        def made(*given: Any) -> T:
+            named = {name: self._argument(value, given) for name, value in call.arguments}
+            return maker(*given, **named)
+
+        return made
+
+    def _argument(self, value: calls.Value, given: tuple[Any, ...]) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._argument(one, given) for one in value)
+        if self._nests(value):
+            return self._made_by(value)(*given)
+        return value.word if isinstance(value, Call) else value
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it is no number and has no arguments, so that it is a word, right or wrong."""
+    try:
+        float(text)
+    except ValueError:
+        return not set(text) & set("()[]{}=,")
+    return False
+
+
+def _has_path(value: calls.Value) -> bool:
+    """Whether something would have to be imported."""
+    if isinstance(value, tuple):
+        return any(map(_has_path, value))
+    if not isinstance(value, Call):
+        return False
+    return is_path(value.word) or any(_has_path(one) for _, one in value.arguments)
+
+
 def factories(
-    kind: str, returns: type[Any], entries: Mapping[str, Callable[..., T]]
-) -> Registry[Callable[..., T]]:
+    kind: str,
+    returns: type[Any],
+    entries: Mapping[str, Callable[..., T]],
+    given: tuple[Any, ...] = (),
+) -> Makers[T]:
     """A registry of functions that make objects of one type. By its path may be named a function
-    without arguments, a class, or an object as it is."""
+    that takes no arguments but those that are written behind it, a class, or an object as it is."""
     what = kind.capitalize()
 
     def adapt(path: str, found: Any) -> Callable[..., T]:
         if isinstance(found, returns):
             return lambda *_: found
         made_by = function(path, what, _a(_full_name(returns)), found)
-        return lambda *_: call(made_by, path, what, returns)
+        return lambda *_, **named: call(partial(made_by, **named), path, what, returns)
 
-    return Registry(kind, f"a {returns.__name__} of your own", adapt, entries)
+    return Makers(kind, f"a {returns.__name__} of your own", adapt, entries, given)
 
 
 def _full_name(kind: type) -> str:

@@ -299,6 +299,8 @@ class Structure(ABC):
             return {n: torch.zeros(forms[n].batch, device=kept[n].device) for n in kept}
         if isinstance(damping, Relative):
             return {n: relative(damping, forms[n].trace(kept[n]) / forms[n].dim) for n in kept}
+        if not inverse.pi_corrected:
+            return {n: kept[n].new_full((forms[n].batch,), damping) for n in kept}
         return self.dampings(kept, forms, damping)
 
 

@@ -158,8 +158,8 @@ def test_a_schedule_of_steps_gives_way_to_another(natgrad, monkeypatch, tmp_path
             "There is no comparison in nothing to go on with: name its folder with --out.",
         ),
         (
-            (*TASK, "--out", "x", "--optimizers", "sgd,adam"),
-            "There is no optimizer 'adam': name some of sgd, adamw, schedulefree, muon, "
+            (*TASK, "--out", "x", "--optimizers", "sgd,adan"),
+            "There is no optimizer 'adan': name some of sgd, adamw, schedulefree, muon, "
             "muon-hidden, torch-muon, soap, soap-1, shampoo, lamb, kfac, kfac-adamw, naturalmuon, "
             "preset, naturalmuon-mc, naturalmuon-untuned, with commas, or your own as "
             "module:function; kfac- before the name of an optimizer puts K-FAC in front of it.",

@@ -270,3 +270,17 @@ def test_nothing_large_is_allocated(natgrad, monkeypatch):
     assert natgrad("plan", "--network", "resnet50", "--ranks", "8", "--short").code == 0
     assert len(made) > 50
     assert sum(t.numel() for t in made if not t.is_meta) < 1000
+
+
+def test_sizes_of_the_matrix_by_structure(natgrad):
+    """AlexNet's, by hand from its shapes: full, layer by layer, and Kronecker."""
+    said = natgrad("plan", "--network", "alexnet", "--sizes")
+    assert said.code == 0
+    shapes = [(1, 96, 3 * 121), (2, 128, 48 * 25), (1, 384, 256 * 9), (2, 192, 192 * 9)]
+    shapes += [(2, 128, 192 * 9), (1, 4096, 9216), (1, 4096, 4096), (1, 1000, 4096)]
+    counts = [groups * rows * (cols + 1) for groups, rows, cols in shapes]
+    kronecker = sum(groups * (rows**2 + (cols + 1) ** 2) for groups, rows, cols in shapes)
+    rows = {line[0]: line[1] for line in map(str.split, said.out.splitlines()) if len(line) > 1}
+    assert rows["full"] == f"{60_965_224**2:,}"
+    assert f" {sum(n * n for n in counts):,} " in said.out
+    assert rows["Kronecker"] == f"{kronecker:,}"

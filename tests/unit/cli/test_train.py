@@ -123,8 +123,8 @@ def test_a_target(natgrad, tmp_path):
         ),
         (("--lr", "0.1"), "A run lasts for epochs or for steps but neither is given: pass one"),
         (
-            ("--preset", "digits-cnn", "--optimizer", "adam"),
-            "There is no optimizer 'adam': ",
+            ("--preset", "digits-cnn", "--optimizer", "adan"),
+            "There is no optimizer 'adan': ",
         ),
         (
             ("--preset", "digits-cnn", "--network", "resnet20", "--out", "run"),

@@ -28,3 +28,18 @@ def number() -> int:
 
 
 SOME = Shape(7)
+
+
+def rising(step: int) -> int:
+    """An interval of a user's own, in steps."""
+    return 1 + step // 3
+
+
+class Rising:
+    """The same, with a number of its own."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, step: int) -> int:
+        return 1 + step // self.by

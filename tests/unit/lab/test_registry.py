@@ -86,7 +86,8 @@ EVERY = {
 
 def test_what_has_names():
     kinds = {"STRUCTURES", "INVERSES", "PLACEMENTS", "CURVATURES", "OPTIMIZERS", "NETWORKS"}
-    assert kinds | {"DATA", "LOSSES", "TASK_LOSSES", "LAYERS"} == set(EVERY)
+    kinds |= {"DATA", "LOSSES", "TASK_LOSSES", "LAYERS", "INTERVALS", "DAMPINGS", "GEOMETRIES"}
+    assert kinds | {"LENGTHS", "SUBSAMPLES", "SECOND_PASSES"} == set(EVERY)
 
 
 @pytest.mark.parametrize("kind", EVERY)

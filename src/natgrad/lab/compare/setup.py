@@ -9,7 +9,8 @@ from natgrad.checks import Range, check_whole, number
 from natgrad.errors import SettingError
 from natgrad.lab.compare.contender import CONTENDERS, KFAC_SETTINGS, Contender, neutral
 from natgrad.lab.train import optimizers, toml
-from natgrad.lab.train.settings import Settings, metrics_of
+from natgrad.lab.train.contradictions import metrics_of
+from natgrad.lab.train.settings import Settings
 
 NAME = "comparison.toml"
 ON = ("fit", "test")

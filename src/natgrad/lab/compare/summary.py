@@ -6,7 +6,7 @@ from statistics import median
 
 from natgrad.lab.compare.results import Comparison, ContenderResult, Status
 from natgrad.lab.compare.setup import LOW, Measure
-from natgrad.lab.train.settings import metrics_of
+from natgrad.lab.train.contradictions import metrics_of
 from natgrad.tables import Column, Table, seconds_text
 
 NONE = "–"

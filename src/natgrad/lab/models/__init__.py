@@ -1,6 +1,7 @@
 """Networks: those of the papers, and small ones for small images. BERT is that of transformers,
 Mask R-CNN that of torchvision."""
 
+from natgrad.lab.models.alexnet import alexnet
 from natgrad.lab.models.bert import BERT_BASE, BERT_LARGE, Bert, BertSize, bert
 from natgrad.lab.models.convnet import convnet
 from natgrad.lab.models.gpt import GPT
@@ -21,6 +22,7 @@ __all__ = [
     "Residual",
     "Transformer",
     "UNet",
+    "alexnet",
     "autoencoder",
     "bert",
     "convnet",

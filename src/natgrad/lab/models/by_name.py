@@ -148,10 +148,12 @@ def _vocabulary(name: str, shapes: TaskShapes) -> int:
     return shapes.vocabulary
 
 
-def _convnet(name: str, usual: int, shapes: TaskShapes, sizes: NetworkSizes) -> nn.Module:
+def _convnet(
+    name: str, usual: int, shapes: TaskShapes, sizes: NetworkSizes, *, norms: bool = False
+) -> nn.Module:
     width = sizes.width or usual
     image, classes = _image(name, shapes), _classes(name, shapes)
-    return models.convnet(image, channels=(width, 2 * width), classes=classes)
+    return models.convnet(image, channels=(width, 2 * width), classes=classes, batch_norm=norms)
 
 
 def _mlp(name: str, hidden: tuple[int, ...], shapes: TaskShapes, sizes: NetworkSizes) -> nn.Module:
@@ -185,6 +187,15 @@ def _resnet(depth: int, shapes: TaskShapes, sizes: NetworkSizes) -> nn.Module:
         )
     build = models.small_resnet if depth in SMALL else models.resnet
     return build(depth, classes)
+
+
+def _alexnet(shapes: TaskShapes, sizes: NetworkSizes) -> nn.Module:
+    if (image := _image("alexnet", shapes)) != (3, 224, 224):
+        raise SettingError(
+            f"network alexnet takes images of 3 x 224 x 224 but those of the data are "
+            f"{' x '.join(map(str, image))}: name another network, or other data."
+        )
+    return models.alexnet(_classes("alexnet", shapes))
 
 
 def _given(sizes: NetworkSizes) -> dict[str, Any]:
@@ -232,6 +243,7 @@ def _named() -> list[NamedNetwork]:
     small_cnn = partial(models.convnet, (1, 8, 8), channels=(4, 8))
     return [
         NamedNetwork("convnet", partial(_convnet, "convnet", 16)),
+        NamedNetwork("convnet-norm", partial(_convnet, "convnet-norm", 16, norms=True)),
         NamedNetwork("mlp", partial(_mlp, "mlp", (128, 128)), partial(models.mlp, wide), (784,)),
         NamedNetwork(
             "autoencoder", partial(_autoencoder, "autoencoder", 0, 12), losses=("reconstruction",)
@@ -246,6 +258,7 @@ def _named() -> list[NamedNetwork]:
         NamedNetwork("gpt", _gpt, losses=("tokens",)),
         NamedNetwork("bert", _bert, losses=("masked-tokens",)),
         *_resnets(),
+        NamedNetwork("alexnet", _alexnet, models.alexnet, (3, 224, 224)),
         NamedNetwork("mask-rcnn", _mask_rcnn, losses=("instances",)),
         NamedNetwork("mask-rcnn-small", _small_mask_rcnn, losses=("instances",)),
         NamedNetwork(

@@ -3,17 +3,20 @@
 full (Σ p)²,   layer block Σ p²,   Kronecker Σ rows² + cols²,   diagonal Σ p     (p = rows·cols)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from natgrad.capture.blocks import Block
+from natgrad.capture.discovery import clean
 from natgrad.errors import CoverageError
 from natgrad.layers import Elementwise
 from natgrad.operators import Problem
 from natgrad.operators.tape import Tape
+from natgrad.preconditioner import KFAC
 from natgrad.structures import EKFAC, Diagonal, Full, Kronecker, Structure, UnitWise
 from natgrad.tables import Column, Table, bytes_text
 
@@ -83,15 +86,32 @@ class Sizes:
 
 def sizes(problem: Problem) -> Sizes:
     """Of the parameters that the problem's matrices are over; nothing is computed."""
-    found, others = [], list(problem.parameters)
+    blocks: list[Block] = []
+    others = list(problem.parameters)
     with suppress(CoverageError):  # no layer is known
         tape = Tape(problem, None)
-        found, others = [_size(block) for block in tape.blocks], list(tape.uncovered)
-    for name in others:
-        count = problem.parameters[name].numel()
+        blocks, others = tape.blocks, list(tape.uncovered)
+    counts = {name: problem.parameters[name].numel() for name in others}
+    return sizes_of(blocks, counts, problem.dtype)
+
+
+def sizes_of(blocks: Sequence[Block], others: Mapping[str, int], dtype: torch.dtype) -> Sizes:
+    """Of layers as K-FAC finds them, with how many numbers each of the ``others`` has, parameters
+    that no layer is known for."""
+    found = [_size(block) for block in blocks]
+    for name, count in others.items():
         only = {"layer block": count**2, "diagonal": count}
         found.append(LayerSize(name, "", (1, 1, count), count, only))
-    return Sizes(tuple(found), problem.dtype)
+    return Sizes(tuple(found), dtype)
+
+
+def network_sizes(model: nn.Module) -> Sizes:
+    """Of all parameters of a model, from its shapes alone: it may be on the meta device."""
+    kfac = KFAC(model, kl_clip=None, max_dim=None)
+    parameters = {clean(name): p for name, p in model.named_parameters()}
+    others = {name: parameters[name].numel() for name in kfac.uncovered}
+    kfac.detach()
+    return sizes_of(kfac.blocks, others, next(iter(parameters.values())).dtype)
 
 
 def _size(block: Block) -> LayerSize:

@@ -16,6 +16,7 @@ from natgrad.lab import registry
 from natgrad.lab.schemes import third_party
 from natgrad.lab.schemes.lamb import LAMB
 from natgrad.lab.schemes.lars import LARS
+from natgrad.lab.schemes.lookahead import Lookahead
 from natgrad.optimizer import NaturalMuon
 
 # The middle of the learning rates that are tried of an optimizer that does not say its own.
@@ -93,6 +94,34 @@ def _adamw(asked: OptimizerRequest) -> Optimizer:
     return torch.optim.AdamW(asked.params, lr=asked.lr, betas=asked.betas)
 
 
+def _adam(asked: OptimizerRequest) -> Optimizer:
+    return torch.optim.Adam(asked.params, lr=asked.lr, betas=asked.betas)
+
+
+def _amsgrad(asked: OptimizerRequest) -> Optimizer:
+    return torch.optim.Adam(asked.params, lr=asked.lr, betas=asked.betas, amsgrad=True)
+
+
+def _radam(asked: OptimizerRequest) -> Optimizer:
+    return torch.optim.RAdam(asked.params, lr=asked.lr, betas=asked.betas)
+
+
+def _adabound(asked: OptimizerRequest) -> Optimizer:
+    return third_party.adabound(asked.params, asked.lr, asked.betas)
+
+
+def _amsbound(asked: OptimizerRequest) -> Optimizer:
+    return third_party.adabound(asked.params, asked.lr, asked.betas, largest=True)
+
+
+def _lookahead(asked: OptimizerRequest) -> Optimizer:
+    return Lookahead(_sgd(asked))
+
+
+def _lookahead_adam(asked: OptimizerRequest) -> Optimizer:
+    return Lookahead(_adam(asked))
+
+
 def _sgd(asked: OptimizerRequest) -> Optimizer:
     return torch.optim.SGD(asked.params, lr=asked.lr, momentum=asked.momentum)
 
@@ -144,6 +173,9 @@ def _natural_muon(asked: OptimizerRequest) -> Optimizer:
     )
 
 
+_ADAM = "betas 0.9 and 0.999"
+_BOUND = "betas 0.9 and 0.999, bounds that close on 100 times the rate"
+_BACK = "half of the way back every 5 steps"
 _MUON = "momentum 0.95; AdamW for embeddings, biases and norm layers"
 _HIDDEN = "momentum 0.95; AdamW for embeddings, the head, biases and norm layers"
 _TORCH = "torch.optim.Muon, momentum 0.95; AdamW for biases and norm layers"
@@ -152,9 +184,18 @@ _OTHERS: dict[str, Any] = {"momentum": 0.95, "package": third_party.PACKAGE}
 
 NAMED: dict[str, NamedOptimizer] = {
     "sgd": NamedOptimizer("SGD", "momentum 0.9", _sgd, 0.1, lr_with_kfac=0.03),
-    "adamw": NamedOptimizer("AdamW", "betas 0.9 and 0.999", _adamw, 3e-3),
+    "adamw": NamedOptimizer("AdamW", _ADAM, _adamw, 3e-3),
+    "adam": NamedOptimizer("Adam", _ADAM, _adam, 3e-3),
+    "amsgrad": NamedOptimizer("AMSGrad", _ADAM, _amsgrad, 3e-3),
+    "radam": NamedOptimizer("RAdam", _ADAM, _radam, 3e-3),
+    "adabound": NamedOptimizer("AdaBound", _BOUND, _adabound, 3e-3, package=third_party.PACKAGE),
+    "amsbound": NamedOptimizer("AMSBound", _BOUND, _amsbound, 3e-3, package=third_party.PACKAGE),
+    "lookahead": NamedOptimizer(
+        "Lookahead, SGD", f"momentum 0.9, {_BACK}", _lookahead, 0.1, lr_with_kfac=0.03
+    ),
+    "lookahead-adam": NamedOptimizer("Lookahead, Adam", f"{_ADAM}, {_BACK}", _lookahead_adam, 3e-3),
     "lars": NamedOptimizer("LARS", "momentum 0.9, trust 0.001", _lars, 10.0),
-    "lamb": NamedOptimizer("LAMB", "betas 0.9 and 0.999", _lamb, 1e-2),
+    "lamb": NamedOptimizer("LAMB", _ADAM, _lamb, 1e-2),
     "schedulefree": NamedOptimizer(
         "AdamW, schedule-free",
         "betas 0.9 and 0.999, no decay of the rate",

@@ -1,5 +1,5 @@
-"""Optimizers of other libraries, for comparisons: Muon, SOAP and Shampoo by pytorch_optimizer, Muon
-by torch, and schedule-free AdamW by schedulefree."""
+"""Optimizers of other libraries, for comparisons: Muon, SOAP, Shampoo and AdaBound by
+pytorch_optimizer, Muon by torch, and schedule-free AdamW by schedulefree."""
 
 from importlib import import_module
 from typing import Any
@@ -54,6 +54,18 @@ def schedule_free(groups: Groups, lr: float, momentum: float) -> Optimizer:
     except ImportError:
         raise SettingError(_missing("schedulefree", SCHEDULE_FREE)) from None
     made: Optimizer = library.AdamWScheduleFree(groups, lr=lr, betas=(momentum, 0.999))
+    return made
+
+
+def adabound(
+    groups: Groups, lr: float, betas: tuple[float, float], *, largest: bool = False
+) -> Optimizer:
+    """Adam whose rates are held between bounds that close on 100 times ``lr``, the ratio of the
+    paper (Luo et al. 2019), so that one number is to be tuned; with the ``largest`` second moment
+    so far it is AMSBound."""
+    made: Optimizer = _library("amsbound" if largest else "adabound").AdaBound(
+        groups, lr=lr, final_lr=100 * lr, betas=betas, ams_bound=largest
+    )
     return made
 
 

@@ -1,20 +1,30 @@
 """What takes the steps: the optimizer, its learning rate as a function of the step, and K-FAC."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from natgrad.capture.discovery import default_structure
 from natgrad.curvature.fisher import Fisher
+from natgrad.curvature.subsample import Subsample
+from natgrad.kfac.clocks import Intervals
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.lab.names import (
     CURVATURES,
+    DAMPINGS,
+    GEOMETRIES,
+    INTERVALS,
     INVERSES,
+    LENGTHS,
     OPTIMIZERS,
     PLACEMENTS,
+    STRUCTURES,
+    SUBSAMPLES,
     CurvatureRequest,
     PlacementRequest,
 )
@@ -26,19 +36,21 @@ from natgrad.lab.schemes import (
     steps_of,
 )
 from natgrad.lab.schemes.optimizers_by_name import OptimizerRequest
-from natgrad.lab.train.settings import Settings
+from natgrad.lab.schemes.settings_by_name import PRECISIONS, WIRES, RunRequest, interval_of
+from natgrad.lab.train.settings import Settings, Spec
 from natgrad.lab.train.task_losses import TaskObjective
+from natgrad.layers import Layer
 from natgrad.loss_scale import MeanLoss
 from natgrad.placement import Placement
 from natgrad.preconditioner import KFAC
 from natgrad.schedules import (
     CoupledMomentum,
-    Doubling,
     PolynomialDecay,
     Schedule,
     StepDecay,
     WarmupDamping,
 )
+from natgrad.structures import Structure
 
 
 @dataclass(frozen=True)
@@ -126,30 +138,37 @@ def set_rate(settings: Settings, inner: Optimizer, lr: Schedule, step: int) -> N
 
 
 def preconditioner(
-    settings: Settings, model: nn.Module, inner: Optimizer, objective: TaskObjective
+    settings: Settings,
+    model: nn.Module,
+    inner: Optimizer,
+    objective: TaskObjective,
+    steps_per_epoch: float = 1.0,
 ) -> KFAC | None:
     s = settings
     if not s.kfac:
         return None
-    intervals = partial(_interval, ramp=s.ramp)
-    damping: float | Schedule = s.damping
-    if s.damping_target:
-        damping = WarmupDamping(s.damping, s.damping_target, s.damping_steps)
+    asked = RunRequest(steps_per_epoch, s.batch_size, s.ramp)
     return KFAC(
         model,
         inner,
-        damping=damping,
+        damping=_damping(s, asked),
         factor_decay=s.factor_decay,
         kl_clip=s.kl_clip or None,
-        update_every=intervals(s.update_every),
-        refresh_every=intervals(s.refresh_every),
+        update_every=_intervals(s.update_every, asked),
+        refresh_every=_intervals(s.refresh_every, asked),
         curvature=curvature(s, objective),
+        statistics=_statistics(s),
+        structure=_structure(s),
         norm_damping=s.norm_damping,
         inverse=INVERSES[s.inverse](),
+        geometry=GEOMETRIES[s.geometry](),
+        length=LENGTHS[s.length]() if s.length else None,
         include=s.include or None,
         exclude=s.exclude,
+        max_dim=s.max_dim or None,
         loss=MeanLoss(objective.terms, objective.regions),
-        distributed=Distributed(placement(s)),
+        distributed=Distributed(placement(s), wire_dtype=WIRES.get(s.wire_dtype)),
+        factor_dtype=PRECISIONS.get(s.factor_dtype),
     )
 
 
@@ -162,5 +181,35 @@ def placement(settings: Settings) -> Placement:
     return PLACEMENTS[settings.placement](PlacementRequest(settings.fraction))
 
 
-def _interval(steps: int, *, ramp: bool) -> int | Schedule:
-    return Doubling(steps) if ramp else steps
+def _damping(s: Settings, asked: RunRequest) -> Any:
+    if isinstance(s.damping, str):
+        return DAMPINGS[s.damping](asked)
+    if s.damping_target:
+        return WarmupDamping(s.damping, s.damping_target, s.damping_steps)
+    return s.damping
+
+
+def _intervals(given: Spec, asked: RunRequest) -> Intervals:
+    if isinstance(given, str):
+        return INTERVALS[given](asked)
+    return interval_of(asked, int(given))
+
+
+def _statistics(s: Settings) -> float | Subsample | None:
+    if isinstance(s.statistics, str):
+        return SUBSAMPLES[s.statistics]()
+    return s.statistics or None
+
+
+def _structure(s: Settings) -> Callable[[Layer[Any]], Structure] | None:
+    if not s.structure and s.norm_structure == "unitwise":
+        return None  # as usual
+    usual = STRUCTURES[s.structure]() if s.structure else None
+    of_norms = STRUCTURES[s.norm_structure]()
+
+    def structure(layer: Layer[Any]) -> Structure:
+        if layer.normalises:
+            return of_norms
+        return usual if usual is not None and usual.fits(layer) else default_structure(layer)
+
+    return structure

@@ -1,24 +1,32 @@
 """Everything that a run is told, as one frozen object: the same settings give the same run."""
 
-from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from natgrad.checks import FRACTION, NOT_NEGATIVE, POSITIVE, Range, number
+from natgrad.checks import FRACTION, NOT_NEGATIVE, POSITIVE, Range, check_whole, number
 from natgrad.errors import SettingError
 from natgrad.lab.names import (
     CURVATURES,
+    DAMPINGS,
     DATA,
+    GEOMETRIES,
+    INTERVALS,
     INVERSES,
+    LENGTHS,
     NETWORKS,
     OPTIMIZERS,
     PLACEMENTS,
     PRECISION_METRICS,
+    SECOND_PASSES,
+    STRUCTURES,
+    SUBSAMPLES,
     TASK_LOSSES,
-    TaskLoss,
 )
-from natgrad.lab.registry import Registry, is_path
+from natgrad.lab.registry import Makers, Registry
+from natgrad.lab.schemes import settings_by_name
+from natgrad.lab.train.contradictions import contradictions
+from natgrad.structures import MAX_DIM
 
 CROPS = ("squeeze", "zoom")
 SCHEDULES = ("constant", "polynomial", "steps", "cosine")
@@ -30,13 +38,19 @@ _PROBABILITY = Range(low=0, high=1)
 
 
 Allowed = tuple[str, ...] | Registry[Any] | Range
+Spec = int | float | str  # a number, or a word that may have arguments
 T = TypeVar("T")
+_DTYPES = ("", *settings_by_name.PRECISIONS)
+_WIRES = ("", *settings_by_name.WIRES)
 
 
-def _of(section: str, default: Any, help: str, allowed: Allowed = ()) -> Any:
-    """``allowed`` are words, names of a registry, or a range of numbers."""
+def _of(
+    section: str, default: Any, help: str, allowed: Allowed = (), numbers: Range | None = None
+) -> Any:
+    """``allowed`` are words, names of a registry, or a range of numbers; ``numbers`` those that may
+    stand in place of a name."""
     words = () if isinstance(allowed, Range) else allowed
-    numbers = allowed if isinstance(allowed, Range) else None
+    numbers = allowed if isinstance(allowed, Range) else numbers
     about = {"section": section, "help": help, "words": words, "numbers": numbers}
     return field(default=default, metadata=about)
 
@@ -101,7 +115,7 @@ class Settings:
     optimizer: str = _optimizer("sgd", "What takes the steps.", OPTIMIZERS)
     lr: float = _optimizer(0.1, "Learning rate, at its highest.", POSITIVE)
     momentum: float = _optimizer(
-        0.9, "Momentum; also the first beta of adamw, lamb and soap.", _SHARE
+        0.9, "Momentum; also the first beta of adam and its kin, lamb and soap.", _SHARE
     )
     displacement: bool = _optimizer(
         False, "Momentum of the weights themselves (Osawa 2019, eq. 17)."
@@ -111,6 +125,9 @@ class Settings:
     )
     rescaling: bool = _optimizer(
         False, "Weights before norm layers keep their norm (Osawa 2019, eq. 18)."
+    )
+    second_pass: str = _optimizer(
+        "", "Gradients a little uphill (Foret et al. 2021), or of a penalty on them.", SECOND_PASSES
     )
     weight_decay: float = _optimizer(0.0, "Pull of the weights towards 0.", _ANY)
     schedule: str = _optimizer("constant", "How the learning rate falls.", SCHEDULES)
@@ -123,7 +140,9 @@ class Settings:
     decay_factor: float = _optimizer(0.1, "Factor by which it then falls.", POSITIVE)
 
     kfac: bool = _kfac(True, "Precondition the gradients.")
-    damping: float = _kfac(0.01, "Added to the eigenvalues of the curvature.", POSITIVE)
+    damping: int | float | str = _kfac(
+        0.01, "Added to the eigenvalues of the curvature: a number, or", DAMPINGS, POSITIVE
+    )
     damping_target: float = _kfac(
         0.0, "Damping it falls towards (Osawa 2019, eq. 14); 0 if it stays.", _ANY
     )
@@ -131,10 +150,26 @@ class Settings:
     norm_damping: float = _kfac(1.0, "Times the damping, for norm layers.", POSITIVE)
     factor_decay: float = _kfac(0.95, "Weight of the past in running averages.", _SHARE)
     kl_clip: float = _kfac(0.01, "KL clip, a bound on a step; 0 is none.", _ANY)
-    update_every: int = _kfac(10, "Steps between updates of factors.", POSITIVE)
-    refresh_every: int = _kfac(100, "Steps between decompositions.", POSITIVE)
+    update_every: int | float | str = _kfac(
+        10, "Steps between updates: a number, or", INTERVALS, POSITIVE
+    )
+    refresh_every: int | float | str = _kfac(
+        100, "Steps between decompositions: a number, or", INTERVALS, POSITIVE
+    )
     ramp: bool = _kfac(True, "Both at steps 0, 1, 2, 4, 8, … until they are that far apart.")
     fisher: str = _kfac("empirical", "Which gradients are averaged.", CURVATURES)
+    statistics: int | float | str = _kfac(
+        0, "Share of the samples, or their number, that factors see; 0 is all.", SUBSAMPLES, _ANY
+    )
+    structure: str = _kfac(
+        "", "What is kept of a layer's block; if nothing is said, Kronecker factors.", STRUCTURES
+    )
+    norm_structure: str = _kfac("unitwise", "And of a norm layer's.", STRUCTURES)
+    max_dim: int = _kfac(MAX_DIM, "Widest factor that is kept whole; 0 is any.", _ANY)
+    factor_dtype: str = _kfac("", "In which factors are kept; as usual if empty.", _DTYPES)
+    wire_dtype: str = _kfac("", "In which they travel; as usual if empty.", _WIRES)
+    geometry: str = _kfac("euclidean", "What is steepest.", GEOMETRIES)
+    length: str = _kfac("", "Of a layer's step; that of the KL clip if empty.", LENGTHS)
     inverse: str = _kfac("eigen", "How factors are inverted.", INVERSES)
     placement: str = _kfac("auto", "Which process does what.", PLACEMENTS)
     fraction: float = _kfac(
@@ -160,8 +195,10 @@ class Settings:
 
 
 def kind(one: Field[Any]) -> type:
-    """``str``, ``int``, ``float``, ``bool``, or what a tuple is of."""
+    """``str``, ``int``, ``float``, ``bool``, or what a tuple is of; text of what may be a word."""
     hint = _HINTS[one.name]
+    if hint == Spec:
+        return str
     if get_origin(hint) is tuple:
         hint = get_args(hint)[0]
     assert isinstance(hint, type)
@@ -175,7 +212,9 @@ def several(one: Field[Any]) -> bool:
 
 def _checked(one: Field[Any], value: Any) -> Any:
     """As the field's type, or an error."""
-    wanted = kind(one)
+    wanted, words = kind(one), one.metadata["words"]
+    if isinstance(words, Makers):
+        return _word(one, words, value)
     if several(one):
         if not isinstance(value, tuple | list):
             raise SettingError(
@@ -183,7 +222,6 @@ def _checked(one: Field[Any], value: Any) -> Any:
             )
         return tuple(_typed(one.name, item, wanted) for item in value)
     value = _typed(one.name, value, wanted)
-    words = one.metadata["words"]
     if isinstance(words, Registry):
         words.check(value)
     elif words:
@@ -194,6 +232,23 @@ def _checked(one: Field[Any], value: Any) -> Any:
     elif (allowed := one.metadata["numbers"]) is not None:
         number(value, one.name, allowed)
     return value
+
+
+def _word(one: Field[Any], words: Makers[Any], value: Any) -> Any:
+    """A number where one may stand there, and otherwise what a word of these is kept as."""
+    if value == "" == one.default:
+        return value
+    found = words.normal(value, one.name)
+    if isinstance(found, str):
+        return found
+    allowed = one.metadata["numbers"]
+    if allowed is None:
+        raise SettingError(f"{one.name} is {value!r} but must be text: name {words.choices()}.")
+    if one.metadata["words"] is INTERVALS:
+        check_whole(found, one.name, low=1)
+        return found
+    number(found, one.name, allowed)
+    return found if words is SUBSAMPLES else float(found)
 
 
 def _typed(name: str, value: Any, wanted: type) -> Any:
@@ -207,93 +262,6 @@ def _typed(name: str, value: Any, wanted: type) -> Any:
 
 
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def contradictions(s: Settings) -> Iterator[str]:
-    """Settings that do not go together, each in a sentence."""
-    if bool(s.epochs) == bool(s.steps):
-        given = "both are given" if s.steps else "neither is given"
-        yield f"A run lasts for epochs or for steps but {given}: pass one of the two."
-    if s.micro_batch > s.batch_size:
-        yield (
-            f"micro_batch is {s.micro_batch} but a step has only {s.batch_size} samples: pass a "
-            "smaller one, or a larger batch_size."
-        )
-    if s.loss != "cross-entropy":
-        for name in ("mixup", "label_smoothing"):
-            if getattr(s, name):
-                yield (
-                    f"{name} mixes the targets of classes but the loss is {s.loss}: leave it out, "
-                    "or pass loss cross-entropy."
-                )
-    if s.mean_image and s.crop != "squeeze":
-        yield (
-            f"mean_image is the mean of images that crop squeeze cuts but the crop is {s.crop}: "
-            "leave one of the two out."
-        )
-    if s.loss == "instances":
-        if s.fisher != "empirical":
-            yield (
-                f"fisher is {s.fisher} but loss instances has no output from which targets could "
-                "be drawn: leave it out."
-            )
-        if s.rescaling:
-            yield "rescaling is not for loss instances: leave it out."
-    if is_path(s.loss) and s.fisher != "empirical":
-        yield (
-            f"fisher is {s.fisher} but nobody knows how targets of the loss {s.loss} are drawn: "
-            "leave it out, or name another loss."
-        )
-    if s.schedule == "steps" and not s.decay_at:
-        yield "schedule steps needs the epochs at which it falls: pass decay_at, such as 35,75,90."
-    if s.decay_at and s.schedule != "steps":
-        yield (
-            f"decay_at belongs to schedule steps but the schedule is {s.schedule}: leave one of "
-            "the two out."
-        )
-    if list(s.decay_at) != sorted(set(s.decay_at)) or any(e <= 0 for e in s.decay_at):
-        yield f"decay_at is {list(s.decay_at)} but must be positive and rise: sort the epochs."
-    if s.decay_end and s.decay_end <= s.decay_begin:
-        yield (
-            f"decay_end is {s.decay_end:g} but must be above decay_begin, {s.decay_begin:g}: pass "
-            "the epoch at which the rate reaches 0."
-        )
-    if bool(s.damping_target) != bool(s.damping_steps):
-        yield (
-            "damping_target and damping_steps belong together but one of them is 0: pass both, or "
-            "none for a damping that stays."
-        )
-    if s.optimizer == "naturalmuon" and s.kfac:
-        yield (
-            "optimizer naturalmuon preconditions gradients itself but kfac is on: turn kfac off, "
-            "or pass another optimizer."
-        )
-    if (s.displacement or s.coupled) and s.optimizer != "sgd":
-        yield (
-            f"displacement and coupled belong to optimizer sgd but it is {s.optimizer}: leave them "
-            "out, or pass optimizer sgd."
-        )
-    if s.warmup and s.warmup_share:
-        yield "warmup and warmup_share both say how long the rate rises: leave one of the two out."
-    if s.coupled and (s.warmup or s.warmup_share):
-        yield (
-            "coupled keeps the ratio of momentum and learning rate at the first step, where warmup "
-            "makes the rate low, so that the momentum would rise above 1: leave one of the two out."
-        )
-    if s.start_from and s.he_normal:
-        yield "start_from and he_normal both say which weights are first: leave one of the two out."
-    if s.network.endswith("autoencoder") and 0 < s.width < 4:
-        yield (
-            f"width is {s.width} but the third layer of an autoencoder has a fourth of it: pass at "
-            "least 4."
-        )
-    if s.seed >= 2**63:
-        yield f"seed is {s.seed} but must be below 2**63: pass a smaller one."
-    if s.target and s.metric not in metrics_of(s.loss):
-        yield (
-            f"metric is {s.metric} but loss {s.loss} has {', '.join(metrics_of(s.loss))}: name one "
-            "of these."
-        )
 
 
 # Those that may change when a run goes on.
@@ -317,15 +285,10 @@ FREE = frozenset(
 )
 
 
-def metrics_of(loss: str) -> tuple[str, ...]:
-    """Those that come with it; with a function of the user's there is the loss alone."""
-    return TASK_LOSSES[loss].metrics if loss in TASK_LOSSES else TaskLoss().metrics
-
-
 def words_text(one: Field[Any]) -> str:
     """What may stand there, for help and files; nothing where it is no name."""
     words = one.metadata["words"]
-    return words.help() if isinstance(words, Registry) else ", ".join(words)
+    return words.help() if isinstance(words, Registry) else ", ".join(filter(None, words))
 
 
 _HINTS = get_type_hints(Settings)

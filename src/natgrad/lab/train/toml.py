@@ -1,11 +1,13 @@
 """Settings as a TOML file, which reads back as the same settings."""
 
 import tomllib
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from natgrad.errors import SettingError
+from natgrad.lab import calls
+from natgrad.lab.registry import Makers
 from natgrad.lab.train.settings import Settings, words_text
 
 
@@ -17,7 +19,7 @@ def written(settings: Settings) -> str:
         if one.metadata["section"] != section:
             section = one.metadata["section"]
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
-        text = f"{one.name} = {literal(getattr(settings, one.name))}"
+        text = f"{one.name} = {_value(one, getattr(settings, one.name))}"
         words = words_text(one)
         about = one.metadata["help"] + (f" One of {words}." if words else "")
         lines.append(f"{text:<32} # {about}")
@@ -63,6 +65,13 @@ def _unknown(path: Path, name: str, why: str) -> SettingError:
     return SettingError(
         f"{name} in the settings {path} {why}: write a file as natgrad train --show prints it."
     )
+
+
+def _value(one: Field[Any], value: Any) -> str:
+    """A word with arguments as a table, which may have others inside."""
+    if isinstance(one.metadata["words"], Makers) and isinstance(value, str) and value:
+        return calls.toml(calls.parsed(value, one.name))
+    return literal(value)
 
 
 def literal(value: Any) -> str:

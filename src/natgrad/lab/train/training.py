@@ -16,17 +16,22 @@ from natgrad.comm import Communicator
 from natgrad.comm.agreement import raise_on_all_ranks
 from natgrad.errors import CheckpointError, SettingError
 from natgrad.lab.data.dataset import Rows
+from natgrad.lab.names import SECOND_PASSES
 from natgrad.lab.schemes import WeightRescaling, averaged_weights, normalized_layers
+from natgrad.lab.schemes.second_pass import SecondPass, frozen_statistics
 from natgrad.lab.train import kfac_record, optimizers, shared_mean_image
 from natgrad.lab.train.mixing import DROPOUT, Mixing
 from natgrad.lab.train.sample_order import Cut, Micro, Stream, number
 from natgrad.lab.train.settings import Settings
 from natgrad.lab.train.tasks import Task, task
+from natgrad.preconditioner import KFAC
+from natgrad.schedules import LevenbergMarquardt
 
 EVALUATED = 256  # samples at once, where nothing else is said
 CALIBRATED = 8  # batches from which batch norm learns its means for averaged weights
 
 Batches = list[tuple[Micro, Any]]
+Mixed = tuple[Micro, Any, Any]
 
 
 class Training:
@@ -49,7 +54,15 @@ class Training:
         self.optimizer = optimizers.optimizer(
             settings, self.network, self.lr, self.objective, self.model
         )
-        self.kfac = optimizers.preconditioner(settings, self.model, self.optimizer, self.objective)
+        self.kfac = optimizers.preconditioner(
+            settings, self.model, self.optimizer, self.objective, self.steps_per_epoch
+        )
+        self.second_pass: SecondPass | None = None
+        if settings.second_pass:
+            trained = [p for p in self.network.parameters() if p.requires_grad]
+            self.second_pass = SECOND_PASSES[settings.second_pass](trained)
+        adapts = None if self.kfac is None else self.kfac.settings.damping
+        self.adapts = isinstance(adapts, LevenbergMarquardt)
         self.stream = Stream(self.task.train, settings.batch_size, settings.seed)
         self.rescaling = self._rescaling() if settings.rescaling else None
         self.mixing = Mixing(settings, self.task.shapes.classes, self.cut)
@@ -64,32 +77,59 @@ class Training:
     def step(self, step: int, batches: Batches) -> Tensor:
         """Train on this rank's micro-batches (Osawa 2019, sec. 5.1). Returns its mean loss."""
         optimizers.set_rate(self.settings, self.optimizer, self.lr, step)
-        torch.manual_seed(number(self.settings.seed, step, DROPOUT, self.comm.rank))
         self.model.train()
         averaged_weights.to_training(self.optimizer)
         self.optimizer.zero_grad()
+        # Running mixup mixes a batch once, however often it is passed.
+        mixed: Iterable[Mixed] = (self._mixed(*one) for one in batches)
+        if self.second_pass is not None or self.adapts:
+            mixed = list(mixed)
         share = sum(len(micro) for micro, _ in batches)
-        total = torch.zeros((), device=self.device, dtype=torch.float64)
-        for micro, batch in batches:
-            # Gradients and curvature leave a rank only in the last of its passes.
-            last = micro is batches[-1][0]
-            with nullcontext() if last else self._no_sync():
-                loss = self._loss(micro, batch) * (len(micro) / share)
-                loss.backward()
-            total += loss.detach()
+        last = batches[-1][0]
+        total = self._pass(step, mixed, share, last)
+        if self.second_pass is not None:
+            if kfac := self._kfac():
+                kfac.discard()
+            with self.second_pass.perturbed(), frozen_statistics(self.network):
+                self._pass(step, mixed, share, last)
         if self.kfac is not None:
             self.kfac.step()
         self.optimizer.step()
+        if self.kfac is not None and self.adapts and self.kfac.prediction.remembered:
+            with torch.no_grad(), frozen_statistics(self.network):
+                after = self._pass(step, mixed, share, last)
+            self.kfac.adapt(self.mean(total), self.mean(after))
         if self.rescaling is not None:
             self.rescaling.step()
         return total
 
-    def _loss(self, micro: Micro, batch: Any) -> Tensor:
-        inputs, targets = self.task.prepared(batch, self.device)
-        inputs, targets = self.mixing(micro, inputs, targets)
+    def _pass(self, step: int, mixed: Iterable[Mixed], share: int, last: Micro) -> Tensor:
+        """Forward, and backward unless gradients are off; the mean loss. The same units are dropped
+        in every pass of a step."""
+        torch.manual_seed(number(self.settings.seed, step, DROPOUT, self.comm.rank))
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        for micro, inputs, targets in mixed:
+            # Gradients and curvature leave a rank only in the last of its passes.
+            with nullcontext() if micro is last else self._no_sync():
+                loss = self._loss(inputs, targets) * (len(micro) / share)
+                if torch.is_grad_enabled():
+                    loss.backward()
+            total += loss.detach()
+        return total
+
+    def _mixed(self, micro: Micro, batch: Any) -> Mixed:
+        return micro, *self.mixing(micro, *self.task.prepared(batch, self.device))
+
+    def _kfac(self) -> KFAC | None:
+        """That in front of the optimizer, or inside of it."""
+        return self.kfac or getattr(self.optimizer, "kfac", None)
+
+    def _loss(self, inputs: Any, targets: Any) -> Tensor:
+        # Without gradients nothing is measured, so DDP need not know of the pass either.
+        model = self.model if torch.is_grad_enabled() else self.network
         with self._autocast():
-            output = self.objective.output(self.model, inputs, targets)
-        kfac = self.kfac or getattr(self.optimizer, "kfac", None)
+            output = self.objective.output(model, inputs, targets)
+        kfac = self._kfac() if torch.is_grad_enabled() else None
         if kfac is not None and isinstance(output, Tensor):
             # Also where a hook would see the output: it would not know which targets count.
             kfac.observe(output, None if targets.is_floating_point() else targets)

@@ -80,8 +80,8 @@ def test_files_that_say_something_else(text, message, tmp_path):
             "The optimizer sgd is named twice: leave one of them out.",
         ),
         (
-            {"contenders": (Contender("x", "X", "", {"optimizer": "adam"}, 0.1),)},
-            "x: There is no optimizer 'adam': name one of ",
+            {"contenders": (Contender("x", "X", "", {"optimizer": "adan"}, 0.1),)},
+            "x: There is no optimizer 'adan': name one of ",
         ),
     ],
 )

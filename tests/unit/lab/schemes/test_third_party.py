@@ -8,11 +8,11 @@ from torch import nn
 
 from natgrad.errors import SettingError
 from natgrad.lab.models import GPT
-from natgrad.lab.schemes import third_party
+from natgrad.lab.schemes import Lookahead, third_party
 from natgrad.lab.train import optimizers, train
 from unit.lab.train import digit_runs as runs
 
-NAMES = ("muon", "soap", "shampoo")
+NAMES = ("muon", "soap", "shampoo", "adabound")
 OF_OTHERS = ("schedulefree", "torch-muon")
 ALL = (*NAMES, *OF_OTHERS)
 
@@ -42,9 +42,9 @@ def test_going_on(name, tmp_path):
 @pytest.mark.parametrize("name", ALL)
 def test_the_loss_falls(name, tmp_path):
     pytest.importorskip("pytorch_optimizer")
-    rates = {"muon": 3e-2, "soap": 1e-2, "shampoo": 1.0, "schedulefree": 1e-2, "torch-muon": 3e-2}
+    rates = {"muon": 3e-2, "shampoo": 1.0, "torch-muon": 3e-2}
     settings = runs.settings(
-        optimizer=name, kfac=False, lr=rates[name], steps=60, mixup=0.0, erasing=0.0
+        optimizer=name, kfac=False, lr=rates.get(name, 1e-2), steps=60, mixup=0.0, erasing=0.0
     )
     outcome = train(settings, tmp_path)
     assert outcome.metrics["loss"] < 1.2  # of 2.3 at first
@@ -85,6 +85,8 @@ def test_momentum_and_weight_decay_reach_them(name):
             assert group["weight_decay"] == 0.125
         if name == "soap":
             assert group["betas"] == (0.7, 0.95)
+        elif name == "adabound":
+            assert group["betas"] == (0.7, 0.999)
         elif name == "shampoo" or group["use_muon"]:
             assert group["momentum"] == 0.7
     assert any(group["weight_decay"] for group in made.param_groups)
@@ -105,6 +107,38 @@ def test_soap_with_a_basis_of_every_step():
         settings = runs.settings(optimizer=name, kfac=False)
         made = optimizers.optimizer(settings, nn.Linear(3, 2), lambda step: 0.1)
         assert {group["precondition_frequency"] for group in made.param_groups} == {every}
+
+
+def test_bounds_close_on_a_hundred_times_the_rate():
+    pytest.importorskip("pytorch_optimizer")
+    for name, largest in (("adabound", False), ("amsbound", True)):
+        settings = runs.settings(optimizer=name, kfac=False, lr=0.02)
+        made = optimizers.optimizer(settings, nn.Linear(3, 2), lambda step: 0.1)
+        for group in made.param_groups:
+            assert (group["lr"], group["final_lr"], group["ams_bound"]) == (0.02, 2.0, largest)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "inside", "amsgrad"),
+    [
+        ("adam", torch.optim.Adam, None, False),
+        ("amsgrad", torch.optim.Adam, None, True),
+        ("radam", torch.optim.RAdam, None, None),
+        ("lookahead", Lookahead, torch.optim.SGD, None),
+        ("lookahead-adam", Lookahead, torch.optim.Adam, False),
+    ],
+)
+def test_those_of_torch(name, kind, inside, amsgrad):
+    settings = runs.settings(optimizer=name, kfac=False, momentum=0.7, weight_decay=0.1)
+    made = optimizers.optimizer(settings, nn.Linear(3, 2), lambda step: 0.1)
+    assert type(made) is kind
+    if inside is not None:
+        assert type(made.optimizer) is inside
+    for group in made.param_groups:
+        assert group["lr"] == settings.lr
+        assert group.get("momentum", group.get("betas", (0,))[0]) == 0.7
+        assert group.get("amsgrad") == amsgrad
+    assert {group["weight_decay"] for group in made.param_groups} == {0.1, 0.0}
 
 
 def test_muon_by_torch_steps_kernels_as_matrices():

@@ -2,15 +2,19 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from natgrad import Diagonal, UnitWise
 from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import TaskShapes
-from natgrad.lab.schemes import LAMB, LARGE_BATCH, DisplacementMomentum
+from natgrad.lab.names import SECOND_PASSES
+from natgrad.lab.schemes import LAMB, LARGE_BATCH, DisplacementMomentum, GradientNorm
 from natgrad.lab.train import PRESETS, networks, optimizers, preset
 from natgrad.lab.train.task_losses import Classes
+from natgrad.schedules import GrowingInterval, TwoPhaseInterval
 
 SHAPES = {
     "digits": TaskShapes((1, 8, 8), 10),
@@ -67,7 +71,8 @@ def test_it_builds(name):
     optimizers.set_rate(settings, made, lr, 0)
     assert 0 < lr(0) <= settings.lr
     found = optimizers.preconditioner(settings, model, made, Classes(10))
-    assert (found is not None) == settings.kfac == (name != "bert-phase1")
+    without = name in ("bert-phase1", "cifar10-full-batch")
+    assert (found is not None) == settings.kfac == (not without)
 
 
 @pytest.mark.parametrize("row", LARGE_BATCH, ids=lambda row: str(row.batch))
@@ -157,7 +162,7 @@ def test_bert_without_transformers(monkeypatch):
             {"network": "gpt"},
             "digits",
             "network gpt goes with loss tokens but the loss is cross-entropy, which goes with "
-            "convnet, mlp, ",
+            "convnet, convnet-norm, mlp, ",
         ),
         (
             {"network": "resnet20"},
@@ -209,3 +214,36 @@ def test_networks_that_do_not_fit(values, data, message):
     with pytest.raises(SettingError) as error:
         networks.build(preset("digits-cnn", **values), SHAPES[data])
     assert str(error.value).startswith(message)
+
+
+def test_intervals_and_norm_layers_of_stale_runs():
+    """Osawa 2019, eq. 20 and 21, with the batch of 32,768, and 39.1 steps an epoch."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    row = next(row for row in LARGE_BATCH if row.batch == 32_768)
+    for name, interval, structure in (
+        ("ten-minutes", GrowingInterval(39.1), UnitWise),
+        ("diagonal-norms", TwoPhaseInterval(39.1), Diagonal),
+    ):
+        settings = preset(f"imagenet-resnet50-{name}")
+        assert (settings.batch_size, settings.lr) == (row.batch, row.lr)
+        made = optimizers.optimizer(settings, model, lambda step: 0.1)
+        kfac = optimizers.preconditioner(settings, model, made, Classes(3), 39.1)
+        for clocks in (kfac.update_clocks, kfac.refresh_clocks):
+            assert {clock.interval for clock in clocks.clocks.values()} == {interval}
+        assert type(kfac.blocks[1].structure) is structure
+
+
+def test_more_processes_have_larger_batches_and_rates():
+    """Pauloski 2022, sec. 6.3.1: 128 samples and a rate of 0.1 for each."""
+    one = preset("cifar10-resnet32")
+    for processes in (2, 4, 8):
+        several = preset(f"cifar10-resnet32-{processes}-processes")
+        assert (several.batch_size, several.lr) == (128 * processes, 0.1 * processes)
+        assert replace(several, batch_size=one.batch_size, lr=one.lr) == one
+
+
+def test_full_batches():
+    settings = preset("cifar10-full-batch")
+    assert (settings.batch_size, settings.kfac) == (50_000, False)
+    made = SECOND_PASSES[settings.second_pass]([torch.zeros(2)])
+    assert (type(made), made.tau) == (GradientNorm, 0.5)

@@ -6,7 +6,8 @@ import pytest
 
 from natgrad.errors import SettingError
 from natgrad.lab.train import PRESETS, Settings, toml
-from natgrad.lab.train.settings import FREE, metrics_of
+from natgrad.lab.train.contradictions import metrics_of
+from natgrad.lab.train.settings import FREE
 from unit.lab.train import digit_runs as runs
 
 
@@ -72,9 +73,10 @@ def test_a_missing_file(tmp_path):
     ("values", "message"),
     [
         (
-            {"optimizer": "adam"},
-            "There is no optimizer 'adam': name one of sgd, adamw, lars, lamb, schedulefree, muon, "
-            "muon-hidden, torch-muon, soap, soap-1, naturalmuon, shampoo, or an optimizer class, "
+            {"optimizer": "adan"},
+            "There is no optimizer 'adan': name one of sgd, adamw, adam, amsgrad, radam, adabound, "
+            "amsbound, lookahead, lookahead-adam, lars, lamb, schedulefree, muon, muon-hidden, "
+            "torch-muon, soap, soap-1, naturalmuon, shampoo, or an optimizer class, "
             "or a function (params, lr) that returns one, as module:function.",
         ),
         (

@@ -1,0 +1,26 @@
+"""Tables and findings of the papers, measured again: `natgrad reproduce NAME`.
+
+An item is a class in a file of its own: what the paper printed, a setting that runs here, the
+cluster's own as a command, and what the paper says in words as checks. Add it to `ITEMS`.
+"""
+
+from natgrad.lab.reproduce.approximation import Approximation
+from natgrad.lab.reproduce.change_rates import ChangeRateItem
+from natgrad.lab.reproduce.eigen_inverse import EigenInverse
+from natgrad.lab.reproduce.item import Finding, Item, Result
+from natgrad.lab.reproduce.norm_structures import NormStructures
+from natgrad.lab.reproduce.runner import Measured, reproduce
+from natgrad.lab.reproduce.size_table import SizeTable
+
+ITEMS: dict[str, Item] = {
+    item.name: item
+    for item in (
+        SizeTable(),
+        ChangeRateItem(),
+        NormStructures(),
+        EigenInverse(),
+        Approximation(),
+    )
+}
+
+__all__ = ["ITEMS", "Finding", "Item", "Measured", "Result", "reproduce"]

@@ -1,0 +1,133 @@
+"""Every item of the papers names a test or a command that exists, and items run in seconds."""
+
+import json
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from natgrad.cli.main import ABOUT
+from natgrad.errors import SettingError
+from natgrad.lab.marks import write_between
+from natgrad.lab.reproduce import ITEMS, Finding, reproduce
+from natgrad.lab.reproduce.runner import write_page
+from natgrad.lab.train import PRESETS, Settings
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "papers.md"
+ROW = re.compile(r"^\| `([OPKSY]\d+)` \| (.+?) \| `(.+)` \|$", re.MULTILINE)
+
+
+def rows():
+    return ROW.findall(PAGE.read_text(encoding="utf-8"))
+
+
+def problem(shown):
+    """What is wrong with a test or a command, or nothing."""
+    if shown.startswith("tests/"):
+        file, _, name = shown.partition("::")
+        if not (ROOT / file).exists():
+            return "no such file"
+        return "" if f"def {name}(" in (ROOT / file).read_text(encoding="utf-8") else "no such test"
+    words = shlex.split(shown)
+    if words[:2] == ["python", "-m"]:
+        return "" if (ROOT / f"{words[2].replace('.', '/')}.py").exists() else "no such module"
+    if words[0] != "natgrad" or words[1] not in ABOUT:
+        return "no such command"
+    if words[1] == "reproduce" and words[2] not in ITEMS:
+        return "no such item"
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        if flag == "--preset" and value not in PRESETS:
+            return "no such preset"
+        known = {f"--{one.name.replace('_', '-')}" for one in fields(Settings)}
+        known |= {flag.replace("--", "--no-", 1) for flag in known} | {"--preset", "--out"}
+        if words[1] == "train" and flag.startswith("--") and flag not in known:
+            return "no such flag"
+    return ""
+
+
+def test_every_item_names_what_exists():
+    found = rows()
+    ids = [name for name, _, _ in found]
+    assert len(ids) == len(set(ids)) > 95
+    wrong = {name: why for name, _, shown in found if (why := problem(shown))}
+    assert not wrong
+
+
+def test_what_does_not_exist_is_noticed():
+    for shown in (
+        "tests/nowhere.py::test_it",
+        "tests/test_papers.py::test_nowhere",
+        "natgrad reproduce nothing",
+        "natgrad train --preset mnst --out run",
+        "natgrad train --never 3",
+        "natgrad retrain",
+        "python -m benchmarks.nowhere",
+    ):
+        assert problem(shown).startswith("no such "), shown
+
+
+def test_the_page_has_what_was_measured():
+    """Every finding as the committed results of three seeds give it."""
+    page = PAGE.read_text(encoding="utf-8")
+    measured = 0
+    for name, item in ITEMS.items():
+        (section,) = re.findall(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", page, re.DOTALL)
+        file = ROOT / "docs" / "reproduced" / f"{name}.json"
+        if not file.exists():
+            assert section == "Not measured yet.\n"
+            continue
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        assert len(kept["results"]) == (3 if item.chance else 1)
+        assert f"### {item.title}" in section
+        for finding in item.findings():
+            assert finding.line(kept["results"]) in section
+        measured += 1
+    assert measured >= 2
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_items_in_seconds(name, tmp_path):
+    """Measured once, kept, shown and drawn; a second call measures nothing."""
+    told, seeds = [], 2 if name == "change-rates" else 1
+    found = reproduce(ITEMS[name], tmp_path, seeds, told.append, smoke=True)
+    assert len(found.results) == seeds
+    assert len(found.findings()) == len(ITEMS[name].findings())
+    assert all(line.startswith(("held (", "**not held** (")) for line in found.findings())
+    assert found.table().rows
+    count = len(told)
+    again = reproduce(ITEMS[name], tmp_path, seeds, told.append, smoke=True)
+    assert again.results == found.results
+    assert len([text for text in told[count:] if "seed" in text]) == 0
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n<!-- {name} -->\n<!-- /{name} -->\nbelow\n")
+    write_page(page, found, tmp_path)
+    said = page.read_text()
+    assert said.startswith("above\n")
+    assert said.endswith("below\n")
+    assert f"### {ITEMS[name].title}" in said
+
+
+def test_a_finding_says_on_how_many_seeds_it_held():
+    finding = Finding("it grows", lambda result: result["x"], "by")
+    held = finding.line([{"x": 1.0}, {"x": 3.0}])
+    assert held == "held (2 of 2 seeds; by 1 to 3): it grows"
+    not_held = finding.line([{"x": 1.0}, {"x": -0.5}, {"x": 2.0}])
+    assert not_held == "**not held** (2 of 3 seeds; by -0.5 to 2): it grows"
+    assert finding.line([{"x": 2.0}]) == "held (no chance in it; by 2): it grows"
+
+
+def test_errors_are_one_sentence(tmp_path):
+    file = tmp_path / "sizes.json"
+    file.write_text("{}")
+    with pytest.raises(SettingError) as error:
+        reproduce(ITEMS["sizes"], tmp_path, 1, print)
+    assert str(error.value) == (
+        f"{file} is no file of results (KeyError): move it away to measure anew."
+    )
+    with pytest.raises(SettingError, match="seeds is 0 but must be at least 1: pass such a number"):
+        reproduce(ITEMS["sizes"], tmp_path, 0, print)
+    with pytest.raises(SettingError, match="has no lines <!-- a --> and <!-- /a -->: write them"):
+        write_between(file, "a", "text")
