@@ -10,6 +10,7 @@ from natgrad.capture.discovery import Uncovered
 from natgrad.capture.statistics import Statistics
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.comm import Communicator
+from natgrad.curvature.fisher import Fisher
 from natgrad.kfac import health, reports
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.attaching import Attachment
@@ -32,6 +33,7 @@ class Inspection:
     watch: Stopwatch
     statistics: Statistics
     settings: KFACSettings
+    curvature: Fisher
     preconditioning: Preconditioning
     rates: LearningRates
     attachment: Attachment | None
