@@ -92,7 +92,7 @@ def follow(capture: "Capture", use: "Use", this: "Pass", g: Tensor, view: Any) -
     block, layer = use
     if isinstance(layer, SharedInput) and layer.weight is None:
         return  # a bias is in no product
-    node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    node = torch._C._current_autograd_node()
     product, target = None, _below(node)
     inner = next_use(layer) if isinstance(layer, SharedInput) else None
     if inner is not None and layer.weight is not None:
@@ -163,7 +163,7 @@ class Refusal:
         if capture.root in observed:
             return
         if torch.is_grad_enabled():  # differentiated once more: what comes of it is refused, too
-            node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+            node = torch._C._current_autograd_node()
             if node is not None and not capture.ignores:
                 none = (self.block, None)
                 _Outgoing(node, capture, none, None, (), None, (self, self), set())  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ class EKFAC(Structure):
         self, role: str, summary: tuple[Tensor, ...], sums: Sums, decomposed: Factors
     ) -> None:
         if self.whole:
-            add_traces(*summary, sums)
+            add_traces(summary[0], summary[1], sums)
         if "S" not in sums or not {"A", "G"} <= set(decomposed):
             return
         bases = [_basis(decomposed[name]) for name in ("A", "G")]

@@ -141,7 +141,7 @@ class Kronecker(Structure):
         self, role: str, summary: tuple[Tensor, ...], sums: Sums, decomposed: Factors
     ) -> None:
         if self.whole:
-            add_traces(*summary, sums)
+            add_traces(summary[0], summary[1], sums)
             return
         a, g, positions = summary
         means, totals = a / positions.clamp(min=1), g  # a sample may have no position at all
