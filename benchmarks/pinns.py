@@ -184,7 +184,7 @@ def _dense(model: torch.nn.Module, task: Any, structure: Structure) -> dict[str,
         raw = {}
         for block in kfac.blocks:
             out = torch.zeros(block.shape)
-            block.layers[0].load(out, lambda p: p.grad)
+            block.layers[0].load(out, lambda p: torch.zeros_like(p) if p.grad is None else p.grad)
             raw[block.name] = out.flatten()
         kfac.step()
     for block in kfac.blocks:
