@@ -13,15 +13,15 @@ from natgrad.kfac.stacks import Stack
 from natgrad.lengths import Graft
 
 
-class OwnScale(nn.Module):
-    """No layer that K-FAC knows."""
+class OwnWave(nn.Module):
+    """No layer computes this."""
 
     def __init__(self, width):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(width, width))
 
     def forward(self, x):
-        return x * self.scale
+        return x + torch.sin(x @ self.weight)
 
 
 def network(*more):
@@ -113,8 +113,8 @@ def test_too_little_damping():
 
 
 def test_low_coverage_is_said_unless_it_is_meant():
-    _, text = said(model=network(OwnScale(16), nn.Flatten()), exclude="0")
-    assert "preconditioned, not OwnScale" in text
+    _, text = said(model=network(OwnWave(16), nn.Flatten()), exclude="0")
+    assert "preconditioned, not OwnWave" in text
     assert "natgrad.register()" in text
     trained(exclude="0")
 
