@@ -44,7 +44,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     micro: int = 1  # backward passes of a step
     reduction: str = "mean"
-    clip: float | None = 1e-2 / TOKENS  # which hides how long gradients are
+    # Momentum counts: 1e-2 for a step alone. It hides how long gradients are.
+    clip: float | None = 1.0 / TOKENS
     users: tuple[int, ...] = ()  # samples of each step that use every layer of "branches"
     dtype: torch.dtype = torch.float64
 

@@ -55,6 +55,6 @@ def test_example():
     *_, last = printed.splitlines()
     found = re.fullmatch(r"step 20: test loss [\d.]+, accuracy ([\d.]+)%", last)
     assert found, last
-    assert float(found[1]) > 85
+    assert float(found[1]) > 70
     assert "Plan Auto: " in printed
     assert re.search(r"^ *gradients +[\d.]+ [KM]iB", printed, re.MULTILINE)

@@ -63,7 +63,7 @@ LayoutOption = Annotated[
     ),
 ]
 InverseOption = Annotated[
-    str, typer.Option(metavar="NAME", help=f"Of factors: {INVERSES.help()}.", show_default=False)
+    str, typer.Option(metavar="NAME", help=f"{INVERSES.help()}.", show_default=False)
 ]
 UpdateOption = Annotated[int, typer.Option(metavar="N", min=1, help="Steps between updates.")]
 RefreshOption = Annotated[
@@ -72,12 +72,12 @@ RefreshOption = Annotated[
 
 StatisticsOption = Annotated[
     str | None,
-    typer.Option(metavar="SHARE", help="Of a batch that the curvature is measured on, or samples."),
+    typer.Option(metavar="SHARE", help="Of a batch, or samples, that are measured."),
 ]
 MaxDimOption = Annotated[
     str,
     typer.Option(
-        metavar="N", help="Widest factor that is kept whole; none keeps all.", show_default=True
+        metavar="N", help="Widest factor kept whole, or none.", show_default=True
     ),
 ]
 

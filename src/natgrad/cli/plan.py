@@ -29,7 +29,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Such as {', '.join(SOME)}; a config.json of transformers; or {PATH}.",
+            help=f"Such as {', '.join(SOME)}; a config.json; or {PATH}.",
         ),
     ] = None,
     ranks: options.SomeRanksOption = None,
@@ -64,7 +64,7 @@ def plan(
     ] = None,
     optimizer_bytes: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Kept for a number: Adam 8, SGD 4."),
+        typer.Option(metavar="N", min=0, help="Of a number: Adam 8, SGD 4."),
     ] = 4,
     layout: options.LayoutOption = options.Layout.DDP,
     inverse: options.InverseOption = "eigen",

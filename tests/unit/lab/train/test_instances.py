@@ -254,7 +254,7 @@ def test_what_does_not_fit_the_data(folder, values, message):
             "mask-rcnn",
             "cross-entropy",
             "network mask-rcnn goes with loss instances but the loss is cross-entropy, which goes "
-            "with convnet, mlp, ",
+            "with convnet, convnet-norm, mlp, ",
         ),
     ],
     ids=["another network", "another loss"],
