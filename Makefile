@@ -50,12 +50,15 @@ demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m natgrad report $(DEMO)/autoencoder $(DEMO)/classifier --out $(DEMO)/index.html
 
 # Every worker collects all tests. In a new clone each would rewrite their assertions first, so that is done
-# once, beside mypy, which has one thread. (What is wrong with a test is said by the run that follows.)
+# once. (What is wrong with a test is said by the run that follows.) ruff and mypy have one thread and go on beside the tests.
+CHECKED := $(VENV)/checked
 test: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest --collect-only -qq $(ARGS) >/dev/null 2>&1 & $(MAKE) --no-print-directory check; \
-		found=$$?; wait; exit $$found
-	@echo "tests: pytest with $(WORKERS) workers"
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+	@rm -f $(CHECKED); \
+	{ $(MAKE) --no-print-directory check >$(CHECKED).log 2>&1; echo $$? >$(CHECKED); cat $(CHECKED).log; } & \
+	$(BIN)/python -m pytest --collect-only -qq $(ARGS) >/dev/null 2>&1; \
+	echo "tests: pytest with $(WORKERS) workers"; \
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS); found=$$?; \
+	wait; [ "$$(cat $(CHECKED))" = 0 ] || { echo "make test: ruff or mypy has failed, see above"; exit 1; }; exit $$found
 
 quick: check
 	@echo "tests: pytest with $(WORKERS) workers, each $(SAMPLE)th parameter"

@@ -186,7 +186,7 @@ def search(tab, words):
         if (found.length || !left) done(found.map((one) => one.textContent));
         else setTimeout(look, 100, left - 1);
       };
-      look(200);
+      look(600);
     })"""
     said = tab("Runtime.evaluate", expression=waiting, awaitPromise=True, returnByValue=True)
     return said["result"]["value"]
