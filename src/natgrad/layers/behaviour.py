@@ -19,6 +19,7 @@ hooks and running statistics notice nothing.
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,17 +75,29 @@ def found(name: str, module: nn.Module) -> "Layer[Any] | list[Layer[Any]] | str 
         return "a weight is computed from it, and KFAC steps weights themselves"
     if (known := views_of_base(type(module))) is not None:
         base, views = known
-        if _forward_is_that_of(base, module):
-            made = views(name, module)
-            return made if isinstance(made, Layer) else list(made)
-        other = f"its forward computes something else than that of {base.__name__}"
-        return _tried(name, module) or _called_inside(name, module, base) or other
+        with _children_as_they_were(module):
+            if _forward_is_that_of(base, module):
+                made = views(name, module)
+                return made if isinstance(made, Layer) else list(made)
+            other = f"its forward computes something else than that of {base.__name__}"
+            return _tried(name, module) or _called_inside(name, module, base) or other
     return _tried(name, module)
+
+
+@contextmanager
+def _children_as_they_were(module: nn.Module) -> Iterator[None]:
+    """A twin has the children of its module, whose running statistics a trial would change."""
+    before = [(b, b.clone()) for child in module.children() for b in child.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def _called_inside(name: str, module: Any, base: type[nn.Module]) -> "list[Layer[Any]] | None":
     """Its layers, if it does with its weight what the base class does, inside of something else."""
-
     call = call_of(base, _twins(module), list(_inputs(base, module)))
     return None if call is None else called_layers(name, module, call)
 
@@ -213,14 +226,13 @@ def _twin(module: nn.Module) -> Any:
     twin = copy.copy(module)
     state = twin.__dict__ = dict(module.__dict__)
     generator = torch.Generator().manual_seed(1)
-    # Of a vocabulary only the entries that are looked up.
-    rows = None
-    if isinstance(module, nn.Embedding):
-        rows = _LOOKED_UP
-        if (module.padding_idx or 0) >= rows:
-            state["padding_idx"] = None
+    # Of a vocabulary only the entries that are looked up. Sizes alone are read: a slice of a
+    # sharded weight would be a collective.
+    rows = _LOOKED_UP if isinstance(module, nn.Embedding) else None
+    if rows is not None and (module.padding_idx or 0) >= rows:
+        state["padding_idx"] = None
     state["_parameters"] = {
-        key: None if p is None else torch.rand(p[:rows].shape, generator=generator).double() + 0.5
+        key: None if p is None else _filled(p.shape, rows, generator)
         for key, p in module._parameters.items()
     }
     state["_buffers"] = {
@@ -255,6 +267,12 @@ def _called(twin: nn.Module, x: Tensor, forward: Callable[..., Any] | None = Non
     except Exception:  # whatever code it is, it does not take such an input
         return None
     return out if isinstance(out, Tensor) else None
+
+
+def _filled(shape: torch.Size, rows: int | None, generator: torch.Generator) -> Tensor:
+    """Random numbers around 1, of at most so many rows."""
+    kept = [n if rows is None else min(n, rows) for n in shape[:1]]
+    return torch.rand((*kept, *shape[1:]), generator=generator).double() + 0.5
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
