@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -28,14 +29,17 @@ class Recorder:
 
     def __init__(self, room: Path, sources: Path) -> None:
         self.prefix, self.sources, self.found = f"{room}/", sources, {}
-        self.calls: set[str] = set()
+        self.calls: set[CodeType] = set()
         self.failed = ""
 
     def seen(self, frame: Any, event: str, arg: Any) -> None:
-        code = frame.f_code
-        if code.co_filename.startswith(self.prefix):
-            name = Path(code.co_filename).relative_to(self.sources)
-            self.calls.add(f"{name}:{code.co_firstlineno}")
+        self.calls.add(frame.f_code)
+
+    def names(self) -> list[str]:
+        """Of what was called of the room."""
+        own = [code for code in self.calls if code.co_filename.startswith(self.prefix)]
+        files = [Path(code.co_filename).relative_to(self.sources) for code in own]
+        return sorted({f"{f}:{c.co_firstlineno}" for f, c in zip(files, own, strict=True)})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -49,7 +53,7 @@ class Recorder:
             threading.settrace(None)  # type: ignore[arg-type]
             self.found[item.nodeid] = {
                 "seconds": time.perf_counter() - start,
-                "reached": sorted(self.calls),
+                "reached": self.names(),
                 "ranks": item.get_closest_marker("distributed") is not None,
             }
 
