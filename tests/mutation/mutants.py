@@ -1,8 +1,8 @@
 """Small wrong changes of a source file: where they can be made, and the file with one of them.
 
 mutmut and cosmic-ray were not taken: both start an interpreter for every mutant, of which importing
-torch takes longer than most tests, and both copy or change the sources in place. Here a mutant is
-source text that a forked process imports instead of the file (`runner`).
+torch takes longer than most tests. Here a mutant is a copy of the library that a forked process
+imports, and the ranks that it starts.
 """
 
 import ast

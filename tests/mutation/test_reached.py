@@ -35,3 +35,5 @@ def test_tests_that_reach_it_those_that_notice_most_first():
     assert order(reached, "a.py:1", {"sharp": 2}) == ["sharp", "fast", "slow"]
     assert order(reached, None, {}) == ["other", "fast", "slow", "sharp"]
     assert order(reached, "c.py:1", {}) == []
+    reached["ranks"] = {"seconds": 9.0, "reached": [], "ranks": True}
+    assert order(reached, "c.py:1", {}) == ["ranks"]

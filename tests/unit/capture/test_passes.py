@@ -105,6 +105,13 @@ class TestParts:
         F.cross_entropy(model.head(flat), Y).backward()
         kfac.step(samples=12)
 
+    def test_one_part_that_is_called_twice_is_told_of(self):
+        """Two views of the same samples, or twice as many of them: the sizes do not tell."""
+        model, kfac = started()
+        F.cross_entropy(model.head(model.encode(X) + model.encode(-X)), Y).backward()
+        with pytest.warns(UserWarning, match=r"a layer was called several times \(12\), so that"):
+            kfac.step()
+
 
 class TestSizes:
     def test_what_may_be_the_number_of_samples(self):

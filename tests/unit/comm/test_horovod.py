@@ -137,3 +137,15 @@ def test_what_is_missing_is_said(monkeypatch):
         "None: pass what hvd.add_process_set() returned.",
         *(Horovod, "all"),
     )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex128], ids=str
+)
+def test_numbers_move_as_integers_of_their_bits(dtype):
+    numbers = torch.tensor([0, 1, 3]).to(dtype)
+    bits, each = module._bits(numbers)
+    assert bits.dtype in module.BITS.values()
+    assert bits.numel() == 3 * each
+    assert bits.numel() * bits.element_size() == 3 * numbers.element_size()
+    assert torch.equal(bits.view(dtype), numbers)

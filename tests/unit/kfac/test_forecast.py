@@ -63,3 +63,14 @@ def test_a_bar_where_a_terminal_is_and_only_if_it_lasts(monkeypatch):
     monkeypatch.setattr("sys.stderr", plain)
     steps(count=1)
     assert plain.getvalue() == ""
+
+
+def test_what_is_just_long_enough_matters(monkeypatch):
+    """A forecast that does not matter is not asked for a bar, so that both have the same limit."""
+    kfac = steps(count=1)
+    team = kfac.team
+    everything = [(b, name) for b in team.blocks.values() for name in b.decomposes]
+    seconds = forecast.Forecast(team).seconds(everything)
+    for limit, matters in ((seconds, True), (1.001 * seconds, False)):
+        monkeypatch.setattr(forecast, "_LASTS", limit)
+        assert forecast.Forecast(team).matters is matters

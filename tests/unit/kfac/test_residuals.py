@@ -372,6 +372,7 @@ class TestErrors:
         model = network(2)
         kfac = preconditioner(model)
         u = model(points(6, 2))[:, 0]
+        kfac.residuals(u[:4])  # some of the points, each by itself
         for r in (torch.cat([u, 2 * u]), u[:3] - u[3:]):
             with pytest.raises(
                 CaptureError, match=r"A residual of \d+ points depends on 6 samples"

@@ -7,8 +7,9 @@ from torch import nn
 import natgrad
 from natgrad import EKFAC, KFAC, Cholesky, Full, Kronecker, NaturalMuon, UnitWise
 from natgrad.errors import CoverageError
-from natgrad.layers import register
-from natgrad.layers.linear import TransposedLinear
+from natgrad.layers import Interleaved, register
+from natgrad.layers.linear import Linear, TransposedLinear
+from natgrad.layers.row_parts import parts_of
 
 SIZES = (4, 3, 5)  # unequal ones, as with fewer keys than queries
 
@@ -125,6 +126,39 @@ def named(name, inputs, outputs):
 def test_fused_projections_are_known_by_their_names(model, rows):
     assert [b.shape[1] for b in KFAC(model, kl_clip=None).blocks] == rows
     assert [b.shape[1] for b in KFAC(model, kl_clip=None, split={}).blocks] == [sum(rows)]
+
+
+def test_who_splits_one_layer_leaves_the_names_of_others_alone():
+    model = nn.ModuleDict({"qkv": nn.Linear(4, 12), "other": nn.Linear(4, 6)})
+    kfac = KFAC(model, kl_clip=None, split={"other": (2, 4)})
+    assert [b.shape[1] for b in kfac.blocks] == [12, 2, 4]
+
+
+@pytest.mark.parametrize("how", [SIZES, Interleaved((1, 2, 1), 3)], ids=repr)
+@pytest.mark.parametrize("kind", ["linear", "stored"])
+def test_parts_say_where_they_are_in_each_parameter(kind, how):
+    """Each number of a parameter is in the box of one part, which holds what the part takes."""
+    module = Fused(kind).c_attn
+    layer = (Linear if kind == "linear" else StoredLayer)("c_attn", module)
+    parts = parts_of(layer, {"c_attn": how})
+    assert len(parts) == 3
+    for parameter in (module.weight, module.bias):
+        found = torch.zeros_like(parameter)
+        for part in parts:
+            axis, unit = part.unfolding(parameter) or (0, len(parameter))
+            box = tuple(slice(*ends) for ends in part.region(parameter))
+            if part.turns == 1:
+                seen, own = found, parameter
+            else:
+                seen, own = (t.unflatten(axis, (-1, unit)) for t in (found, parameter))
+            seen[box] += 1
+            of_weight = parameter is module.weight
+            taken = part.split(parameter) if of_weight else part.as_bias(parameter)
+            inside = own[box]
+            if of_weight and kind == "stored":
+                inside = inside.movedim(0, -1)
+            assert torch.equal(taken.reshape(-1), inside.reshape(-1))
+        assert bool((found == 1).all())
 
 
 def test_what_does_not_fit_is_a_sentence():

@@ -139,6 +139,8 @@ def test_density_of_the_exact_spectrum():
     assert density.width == pytest.approx(
         0.01 * float(known.eigenvalues[0] - known.eigenvalues[-1]), rel=1e-6
     )
+    ends = quadrature(known, 30, **DOUBLE).density(points=2, width=0.5).grid
+    torch.testing.assert_close(ends, known.eigenvalues[[-1, 0]].double() + torch.tensor([-2, 2]))
     point = quadrature(lambda x: 0 * x, 10).density()
     assert float(torch.trapezoid(point.values, point.grid)) == pytest.approx(1, abs=1e-3)
 

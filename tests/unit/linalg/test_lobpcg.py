@@ -91,3 +91,11 @@ def test_messages():
     for name in ("k", "limit"):
         with pytest.raises(SettingError, match=f"^{name} is 0 but must be a whole number"):
             eigenpairs(lambda x: x, 5, **{"k": 2, name: 0})
+
+
+def test_a_residual_of_the_tolerance_is_small_enough():
+    known = Known(spread(60))
+    first = eigenpairs(known, 60, 1, tolerance=1e-12, limit=1, dtype=torch.float64)
+    assert not first.converged
+    reached = float(first.residuals.max())
+    assert eigenpairs(known, 60, 1, tolerance=reached, limit=1, dtype=torch.float64).converged
