@@ -30,7 +30,7 @@ from natgrad.structures import EKFAC, Full, Kronecker, Structure
 TASKS = ("poisson", "heat")
 TRIALS: dict[str, list[tuple[float, ...]]] = {
     "K-FAC": [()],
-    "Adam": [(lr, beta) for lr in (3e-3, 1e-2, 3e-2) for beta in (0.99, 0.999)],
+    "Adam": [(3e-3, 0.99), (1e-2, 0.99), (3e-2, 0.99), (0.1, 0.99), (1e-2, 0.999), (3e-2, 0.999)],
     "LBFGS": [(lr, memory) for lr in (0.5, 1.0) for memory in (10, 50, 200)],
 }
 

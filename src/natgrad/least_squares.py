@@ -1,7 +1,7 @@
 """Training by squared residuals alone: K-FAC says where, the exact quadratic model how far.
 
-    L = Σ_t w_t mean(r_t²)      G = Σ_t 2 w_t / N_t J_tᵀ J_t      D = -(F + γI)⁻¹ ∇L,  F ≈ G by K-FAC
-
+    L = Σ_t w_t mean(r_t²)      G = Σ_t 2 w_t / N_t J_tᵀ J_t
+    D = -(F + γI)⁻¹ ∇L          F ≈ G by K-FAC
     d = α D + μ d_last          α, μ = argmin <∇L, d> + 1/2 <d, (G + γI) d>
 
 A learning rate of 1 is too long where the blocks of ``F`` know nothing of each other, and one that

@@ -2,6 +2,7 @@
 the model is wrong."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import natgrad
 from natgrad.errors import SettingError
+from natgrad.kfac.ranks.team import Team
 from natgrad.least_squares import HALVINGS, LeastSquares, flat, minimum, products, weighted
 from natgrad.schedules import LevenbergMarquardt
 
@@ -125,7 +127,7 @@ def test_a_physics_informed_network_and_no_step_up():
     model = network()
     optimizer = LeastSquares(model, weights=WEIGHTS)
     losses = [float(optimizer.step(lambda: residuals(model))) for _ in range(40)]
-    assert all(b <= a for a, b in zip(losses, losses[1:], strict=False))
+    assert all(b <= a for a, b in pairwise(losses))
     assert losses[-1] < 1e-5 * losses[0]
     x = torch.linspace(0, 1, 50).double().unsqueeze(1)
     assert float((model(x) - (torch.pi * x).sin()).detach().abs().max()) < 1e-2
@@ -230,3 +232,6 @@ def test_what_is_refused(monkeypatch):
         LeastSquares(model).step()
     with pytest.raises(SettingError, match="1 weights for 2 residuals"):
         LeastSquares(model, weights=[1.0]).step(lambda: residuals(model))
+    monkeypatch.setattr(Team, "alone", property(lambda self: False))
+    with pytest.raises(SettingError, match="is for one process"):
+        LeastSquares(model)
