@@ -68,7 +68,7 @@ def at(run: dict[str, Any], key: str, value: float) -> float:
 def table(found: dict[str, dict[str, Any]], seconds: float) -> str:
     """Markdown."""
     lines = [
-        f"| task | method | settings | steps | error at {seconds / 3:.0f} s | at {seconds:g} s "
+        f"| task | method | settings | steps | error at {seconds / 3:.2g} s | at {seconds:g} s "
         "(worst seed) | steps of K-FAC | error at them |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]

@@ -117,7 +117,7 @@ class LeastSquares(Optimizer):
                 "LeastSquares.step() got no closure: pass a function that computes the residuals."
             )
         damping = self.kfac.settings.at(self.kfac.steps).damping
-        assert isinstance(damping, float)
+        assert not isinstance(damping, Relative)
         loss, terms, own, gradient = self._measure(closure)
         if not self.kfac.preconditioning.moved:
             return loss
@@ -127,7 +127,7 @@ class LeastSquares(Optimizer):
         images = products(terms, own, directions)
         del terms  # and their graph
         paths = torch.stack([flat(d) for d in directions])
-        shares, promised = minimum(images, paths, gradient, damping)
+        shares, promised = minimum(images, paths, gradient, float(damping))
         change = (shares @ paths).split([p.numel() for p in own])
         kept, ratio = self._take(own, change, closure, float(loss), promised)
         rule = self.kfac.settings.damping
