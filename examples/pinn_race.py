@@ -1,21 +1,24 @@
 """What the two PINN examples share: one network, trained by K-FAC, Adam or LBFGS for some seconds.
 
 A task is a list of residuals with weights, ``L = sum_t w_t mean(r_t^2)``. All methods see the same
-loss of the same network; only K-FAC is shown the residuals themselves.
+loss of the same network; only K-FAC is shown the residuals themselves. It has no settings here: it
+is `natgrad.least_squares.LeastSquares` as it comes.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import cos, pi
 from time import perf_counter, process_time
 
 import torch
 from torch import Tensor, nn
 
-import natgrad
-from natgrad.curvature import GaussNewton
+from natgrad.least_squares import LeastSquares
 
 METHODS = ("K-FAC", "Adam", "LBFGS")
+# Learning rate and second beta of Adam, learning rate and memory of LBFGS; nothing for K-FAC.
+Settings = dict[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,13 @@ class Task:
 
 @dataclass
 class Run:
-    """Seconds of CPU, steps (evaluations of the loss for LBFGS) and error, at a few moments."""
+    """Seconds of CPU, steps (evaluations of the loss for LBFGS), loss and error, at a few moments.
+    The loss is that of the weights the error is of."""
 
     seconds: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    loss: float = float("nan")
+    losses: list[float] = field(default_factory=list)
 
 
 def network(inputs: int, width: int = 32) -> nn.Module:
@@ -49,73 +53,74 @@ def derivative(u: Tensor, x: Tensor) -> Tensor:
     return found
 
 
+def total(task: Task, model: nn.Module) -> Tensor:
+    terms = task.residuals(model)
+    return sum(w * r.square().mean() for w, r in zip(task.weights, terms, strict=True))
+
+
 def train(
-    task: Task, method: str, seed: int, seconds: float, lr: float, setting: float, looks: int = 20
+    task: Task, method: str, seed: int, seconds: float, *settings: float, looks: int = 20
 ) -> Run:
-    """``setting``: the damping of K-FAC, the second beta of Adam, the memory of LBFGS."""
+    """Looks at the errors are not counted."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
     model, run = task.network(), Run()
-    kfac, optimizer = None, _optimizer(method, model, lr, setting)
-    if method == "K-FAC":
-        kfac = natgrad.KFAC(
-            model,
-            optimizer,
-            curvature=GaussNewton(),
-            damping=setting,
-            kl_clip=0.1,
-            update_every=1,
-            refresh_every=1,
-        )
+    optimizer, closure = prepared(task, method, model, *settings)
     spent, steps, said = 0.0, 0, perf_counter()
 
-    def loss() -> Tensor:
+    def evaluated() -> object:
         nonlocal steps
         steps += 1
-        optimizer.zero_grad()
-        terms = task.residuals(model)
-        if kfac is not None:
-            total = kfac.residuals(*terms, weights=task.weights)
-        else:
-            total = sum(w * r.square().mean() for w, r in zip(task.weights, terms, strict=True))
-        total.backward()
-        if kfac is not None:
-            kfac.step()
-        run.loss = float(total.detach())
-        return total
+        return closure()
 
+    rate = optimizer.param_groups[0].get("lr", 1.0)
     while spent < seconds:
+        if method == "Adam":  # half a cosine over the seconds that it has
+            optimizer.param_groups[0]["lr"] = rate * (1 + cos(pi * spent / seconds)) / 2
         start = process_time()
-        optimizer.step(loss)
+        if method == "LBFGS":
+            optimizer.step(evaluated)
+        else:
+            optimizer.step(closure)
+            steps += 1
         spent += process_time() - start
         if spent >= seconds * (len(run.errors) + 1) / looks:
             run.seconds.append(spent)
             run.steps.append(steps)
             run.errors.append(task.error(model))
+            run.losses.append(float(total(task, model).detach()))
         if perf_counter() - said > 10:
-            said = perf_counter()
-            print(f"  {method}: {spent:.0f} of {seconds:.0f} s, loss {run.loss:.3g}", flush=True)
+            said, last = perf_counter(), run.losses[-1] if run.losses else float("nan")
+            print(f"  {method}: {spent:.0f} of {seconds:.0f} s, loss {last:.3g}", flush=True)
     return run
 
 
-def _optimizer(method: str, model: nn.Module, lr: float, setting: float) -> torch.optim.Optimizer:
+def prepared(
+    task: Task, method: str, model: nn.Module, *settings: float
+) -> tuple[torch.optim.Optimizer, Callable[[], object]]:
+    """The optimizer, and the closure that its steps take."""
+    if method == "K-FAC":
+        return LeastSquares(model, weights=task.weights), lambda: task.residuals(model)
+    lr, own = settings
     if method == "Adam":
-        return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, setting))
-    if method == "LBFGS":
-        own = {"history_size": int(setting), "line_search_fn": "strong_wolfe", "max_iter": 20}
-        return torch.optim.LBFGS(model.parameters(), lr=lr, **own)
-    return torch.optim.SGD(model.parameters(), lr=lr)
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, own))
+    else:
+        more = {"history_size": int(own), "line_search_fn": "strong_wolfe", "max_iter": 20}
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=lr, **more)
 
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = total(task, model)
+        loss.backward()
+        return loss
 
-# Learning rate, and the damping of K-FAC, the second beta of Adam, the memory of LBFGS: the best
-# of those that `python -m benchmarks.pinns` tries.
-Settings = dict[str, tuple[float, float]]
+    return optimizer, closure
 
 
 def race(task: Task, best: Settings, given: Sequence[str] | None, what: str) -> None:
     """Train by each method, and print a table."""
     parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each method (default 15)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each method (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="of the network (default 0)")
     args = parser.parse_args(given)
     print(f"{what}\n")
@@ -126,4 +131,4 @@ def race(task: Task, best: Settings, given: Sequence[str] | None, what: str) -> 
     print(f"\n{'':8}{'steps':>8}{'loss':>12}{'L2 error':>12}   half way")
     for method, run in runs.items():
         half, last = run.errors[len(run.errors) // 2], run.errors[-1]
-        print(f"{method:8}{run.steps[-1]:8,}{run.loss:12.2e}{last:12.2e}{half:11.2e}")
+        print(f"{method:8}{run.steps[-1]:8,}{run.losses[-1]:12.2e}{last:12.2e}{half:11.2e}")

@@ -19,7 +19,7 @@ FLOORS = (
     ("capture",),
     ("kfac",),
     ("preconditioner", "operators"),
-    ("measures", "optimizer"),
+    ("measures", "optimizer", "least_squares"),
     ("__init__",),
     ("integrations",),
     ("lab",),

@@ -27,6 +27,7 @@ ROOMS = (
     "natgrad.lab.schemes",
     "natgrad.lab.train",
     "natgrad.layers",
+    "natgrad.least_squares",
     "natgrad.loss_scale",
     "natgrad.measures",
     "natgrad.operators",

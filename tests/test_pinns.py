@@ -18,7 +18,7 @@ def examples(monkeypatch):
 
 @pytest.mark.parametrize("name", ["pinn_poisson", "pinn_heat"])
 def test_an_example_prints_its_table(examples, name, capsys):
-    examples(name).main(["--seconds", "0.3"])
+    examples(name).main(["--seconds", "0.05"])
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines[-3:]}
     assert list(rows) == ["K-FAC", "Adam", "LBFGS"]
@@ -43,15 +43,19 @@ def test_analytic_solutions_have_no_residual(examples, name):
 
 
 def test_the_benchmark_measures_and_draws(examples, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pinns, "TRIALS", {name: some[:1] for name, some in pinns.TRIALS.items()})
-    given = ["--seconds", "0.2", "--seeds", "1", "--tasks", "heat"]
+    monkeypatch.setattr(pinns, "TRIALS", {name: some[:2] for name, some in pinns.TRIALS.items()})
+    given = ["--seconds", "0.05", "--seeds", "1", "--tasks", "heat"]
     out = ["--json", str(tmp_path / "runs.json")]
     pytest.importorskip("matplotlib")
     pinns.main([*given, *out, "--picture", str(tmp_path / "runs.svg")])
     printed = capsys.readouterr().out
     assert printed.count("| heat |") == 3
+    assert printed.count("heat, Adam (") == printed.count("heat, LBFGS (") == 2
     found = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))
-    assert set(found["runs"]["heat"]) == {"K-FAC", "Adam", "LBFGS"}
+    runs = found["runs"]["heat"]
+    assert set(runs) == {"K-FAC", "Adam", "LBFGS"}
+    assert runs["Adam"]["best"] == min(runs["Adam"]["tried"])[1]
+    assert runs["K-FAC"]["tried"] == runs["K-FAC"]["best"] == []
     assert (tmp_path / "runs.svg").stat().st_size > 1000
 
 

@@ -14,6 +14,7 @@ SOURCES = Path(__file__).parents[1] / "src"
 TRAINING = {
     "natgrad.KFAC": "natgrad.preconditioner.KFAC",
     "natgrad.NaturalMuon": "natgrad.optimizer.NaturalMuon",
+    "natgrad.least_squares.LeastSquares": "natgrad.least_squares.LeastSquares",
     "natgrad.Relative": "natgrad.damping.Relative",
     "natgrad.MeanLoss": "natgrad.loss_scale.MeanLoss",
     "natgrad.SumLoss": "natgrad.loss_scale.SumLoss",

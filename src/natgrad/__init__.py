@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from natgrad import inverses as inverses
     from natgrad import lab as lab
     from natgrad import layers as layers
+    from natgrad import least_squares as least_squares
     from natgrad import lengths as lengths
     from natgrad import measures as measures
     from natgrad import operators as operators
@@ -67,6 +68,7 @@ else:
             "inverses",
             "lab",
             "layers",
+            "least_squares",
             "lengths",
             "measures",
             "operators",
