@@ -76,9 +76,7 @@ StatisticsOption = Annotated[
 ]
 MaxDimOption = Annotated[
     str,
-    typer.Option(
-        metavar="N", help="Widest factor kept whole, or none.", show_default=True
-    ),
+    typer.Option(metavar="N", help="Widest factor kept whole, or none.", show_default=True),
 ]
 
 

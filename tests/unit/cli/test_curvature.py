@@ -276,7 +276,7 @@ def test_the_seed_is_that_of_the_weights(natgrad):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("nothing", "digits"), "There is no network 'nothing': name one of convnet, convnet-norm, mlp, "),
+        (("nothing", "digits"), "There is no network 'nothing': name one of convnet, "),
         ((NET, "nothing"), "There are no data 'nothing': name digits, random, a file that ends "),
         ((NET, DATA, "--loss", "hinge"), "There is no loss 'hinge': name one of cross-entropy, "),
         ((NET, DATA, "--matrix", "ntk"), "--matrix has 'ntk': name some of hessian, ggn, fisher, "),
