@@ -272,7 +272,9 @@ def _norms(model: nn.Module) -> list[nn.Module]:
 
 def _normalises(module: nn.Module, name: str) -> bool:
     layers = layers_of(name, module)
-    return not isinstance(layers, str) and all(isinstance(each, Elementwise) for each in layers)
+    if isinstance(layers, str) or not layers:  # none of a computed weight that is frozen as yet
+        return False
+    return all(isinstance(each, Elementwise) for each in layers)
 
 
 def _has_settings(state: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:

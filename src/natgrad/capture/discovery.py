@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from natgrad.capture.blocks import Block
 from natgrad.errors import CoverageError
@@ -77,7 +78,8 @@ def discover(
     for raw_name, module in root.named_modules():
         name = clean(raw_name)
         own = list(module.named_parameters(recurse=False))
-        if module in claimed or not own:
+        # A weight that is computed leaves a module without a bias no parameter of its own.
+        if module in claimed or not (own or is_parametrized(module)):
             continue
         _refuse_lazy(name, module)
         excluded = _excluded(name, module, choice)

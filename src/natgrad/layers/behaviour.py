@@ -84,7 +84,6 @@ def found(name: str, module: nn.Module) -> "Layer[Any] | list[Layer[Any]] | str 
 
 def _called_inside(name: str, module: Any, base: type[nn.Module]) -> "list[Layer[Any]] | None":
     """Its layers, if it does with its weight what the base class does, inside of something else."""
-
     call = call_of(base, _twins(module), list(_inputs(base, module)))
     return None if call is None else called_layers(name, module, call)
 
@@ -213,14 +212,13 @@ def _twin(module: nn.Module) -> Any:
     twin = copy.copy(module)
     state = twin.__dict__ = dict(module.__dict__)
     generator = torch.Generator().manual_seed(1)
-    # Of a vocabulary only the entries that are looked up.
-    rows = None
-    if isinstance(module, nn.Embedding):
-        rows = _LOOKED_UP
-        if (module.padding_idx or 0) >= rows:
-            state["padding_idx"] = None
+    # Of a vocabulary only the entries that are looked up. Sizes alone are read: a slice of a
+    # sharded weight would be a collective.
+    rows = _LOOKED_UP if isinstance(module, nn.Embedding) else None
+    if rows is not None and (module.padding_idx or 0) >= rows:
+        state["padding_idx"] = None
     state["_parameters"] = {
-        key: None if p is None else torch.rand(p[:rows].shape, generator=generator).double() + 0.5
+        key: None if p is None else _filled(p.shape, rows, generator)
         for key, p in module._parameters.items()
     }
     state["_buffers"] = {
@@ -255,6 +253,12 @@ def _called(twin: nn.Module, x: Tensor, forward: Callable[..., Any] | None = Non
     except Exception:  # whatever code it is, it does not take such an input
         return None
     return out if isinstance(out, Tensor) else None
+
+
+def _filled(shape: torch.Size, rows: int | None, generator: torch.Generator) -> Tensor:
+    """Random numbers around 1, of at most so many rows."""
+    kept = [n if rows is None else min(n, rows) for n in shape[:1]]
+    return torch.rand((*kept, *shape[1:]), generator=generator).double() + 0.5
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

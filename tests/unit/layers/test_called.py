@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import own_modules as own
-from natgrad import KFAC, Diagonal, Kronecker
+from natgrad import KFAC, Diagonal, Kronecker, NaturalMuon
 from natgrad.errors import CoverageError
 from natgrad.layers import layers_of
 from natgrad.operators import fisher
@@ -156,10 +156,26 @@ def test_a_computed_weight_against_its_own_gradients(kind):
         assert gap.norm() < 1e-8 * truth.norm()
 
 
-def test_the_magnitude_is_left_to_the_optimizer():
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)))
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_magnitude_is_left_to_the_optimizer(bias):
+    """Without a bias the module has no parameter of its own any more."""
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4, bias=bias)))
     kfac = KFAC(model, kl_clip=None)
+    assert [block.name for block in kfac.blocks] == ["0", "0.bias"][: 1 + bias]
     assert set(kfac.uncovered) == {"0.parametrizations.weight.original0"}
+
+
+@pytest.mark.filterwarnings("ignore:.*original0' keeps its plain gradient")
+def test_a_computed_weight_that_is_unfrozen_is_no_norm_layer():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    optimizer = NaturalMuon(model, lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+        model[0].requires_grad_(True)
+    assert [block.name for block in optimizer.kfac.blocks] == ["0", "0.bias", "1"]
 
 
 class Tangled(nn.Conv2d):
@@ -179,14 +195,26 @@ class Repeated(nn.Linear):
         return super().forward(super().forward(x))
 
 
+class Gained(nn.Linear):
+    """With a learned number, which has no axes."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.gain = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.gain * super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (lambda: Gained(3, 4), "something else than that of Linear"),
         (lambda: Tangled(3, 4, 3), "something else than that of Conv2d"),
         (lambda: Squashed(3, 4), "something else than that of Linear"),
         (lambda: Repeated(3, 3), "something else than that of Linear"),
     ],
-    ids=["tangled", "squashed", "repeated"],
+    ids=["gained", "tangled", "squashed", "repeated"],
 )
 def test_anything_else_has_a_reason(make, reason):
     assert reason in layers_of("it", make())
