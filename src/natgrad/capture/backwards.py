@@ -51,6 +51,8 @@ def by_hand(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether the backward pass that is running returns the gradient of one of these, as
     ``torch.autograd.grad(loss, p)`` does, instead of adding it to ``.grad``."""
     for p in parameters:
+        if not p.requires_grad:
+            continue
         try:
             torch._C._will_engine_execute_node(get_gradient_edge(p).node)
         except RuntimeError:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from natgrad.capture.inner_uses import passes_over
 from natgrad.layers import Layer
 from natgrad.layers.called import row_scales, weight_of
 
@@ -44,7 +45,7 @@ class FunctionHooks(TorchFunctionMode):
 
     def _seen(self, use: "Use", x: Any, out: Any, weight: Any) -> None:
         capture, (block, layer) = self.capture, use
-        if capture.ignores or not capture.count_call(block, layer.count(x)):
+        if passes_over(capture, use, out) or not capture.count_call(block, layer.count(x)):
             return
         if torch.is_grad_enabled() and out.requires_grad:
             block, layer = use = capture.facing(use, x)

@@ -31,7 +31,7 @@ from natgrad.capture.backwards import RECOMPUTED, THROWN_AWAY, Backwards, reache
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.function_hooks import FunctionHooks
-from natgrad.capture.inner_uses import refuse_transformed, transformed
+from natgrad.capture.inner_uses import passes_over
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
 from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
@@ -334,9 +334,7 @@ class _ForwardHook:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         capture, (block, layer) = self.capture, self.use
-        if capture.ignores:
-            return
-        if transformed(out) and refuse_transformed(capture, self.use, out):
+        if passes_over(capture, self.use, out):
             return
         x = args[0] if args else next(iter(kwargs.values()))
         if not capture.count_call(block, layer.count(x)):

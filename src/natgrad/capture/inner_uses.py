@@ -175,13 +175,17 @@ class Refusal:
                 capture.second_order = known or self.sentence
 
 
-def transformed(out: Tensor) -> bool:
-    """Whether a layer's result is inside of a transform of torch.func, or a dual number."""
+def passes_over(capture: "Capture", use: "Use", out: Tensor) -> bool:
+    """Whether a layer's call is none of the statistics', or its result can have no hook: inside of
+    a transform of torch.func."""
+    if capture.ignores:
+        return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(out)
-    return bool(wrapped) or forward_ad._current_level >= 0
+    transformed = bool(wrapped) or forward_ad._current_level >= 0
+    return transformed and _refuse_transformed(capture, use, out)
 
 
-def refuse_transformed(capture: "Capture", use: "Use", out: Tensor) -> bool:
+def _refuse_transformed(capture: "Capture", use: "Use", out: Tensor) -> bool:
     """Have the loss refused if it depends on such a result, or on its tangent. Returns whether no
     other hook can be put on it."""
     wrapped, base = False, out

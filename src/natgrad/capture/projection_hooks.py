@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.capture.inner_uses import passes_over
 from natgrad.layers.functional import Projection
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class ProjectionHooks:
 
     def seen(self, layer: Projection[Any], x: Any, out: Tensor, view: "View") -> None:
         capture, block = self.capture, self.blocks[layer]
-        if capture.ignores:
+        if passes_over(capture, (block, layer), out):
             return
         rows = len(x) if isinstance(x, Tensor) else x.count
         if capture.count_call(block, rows) and out.requires_grad and torch.is_grad_enabled():

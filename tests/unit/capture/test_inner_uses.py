@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import natgrad
@@ -187,12 +188,15 @@ class TestRefused:
         kfac.step()
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-    def test_dual_numbers(self):
+    @pytest.mark.parametrize("normed", [False, True], ids=["plain", "watched at its call"])
+    def test_dual_numbers(self, normed):
         model, x = critic(), data(4, 3)
+        if normed:
+            model = nn.Sequential(*(weight_norm(m) if len([*m.parameters()]) else m for m in model))
         kfac = preconditioner(model)
         u, tangent = torch.func.jvp(model, (x,), (torch.ones_like(x),))
-        (u + tangent.square()).mean().backward()
-        with pytest.raises(CaptureError, match=r"depends on Linear .* through torch\.func"):
+        (model(x) + u + tangent.square()).mean().backward()
+        with pytest.raises(CaptureError, match=r"depends on \w*Linear .* through torch\.func"):
             kfac.step()
 
     def test_per_sample_gradients_by_torch_func(self):
