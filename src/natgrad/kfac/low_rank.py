@@ -131,6 +131,7 @@ def _candidate(block: Block) -> bool:
     return (
         len(block.layers) == 1
         and type(layer) is Linear
+        and layer.call is None  # what the module is called with is not what meets the weight
         and layer.weight is not None
         and not is_sharded(layer.weight)
         and isinstance(block.structure, Kronecker)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
@@ -156,3 +157,22 @@ def test_hooks_are_taken_off(used):
     assert hooks(model) > 0
     kfac.detach()
     assert hooks(model) == 0
+
+
+class Gated(nn.Linear):
+    """Half of what it computes is a gate of the other half, as in feed-forward layers."""
+
+    def forward(self, x):
+        value, gate = super().forward(x).chunk(2, -1)
+        return value * gate.sigmoid()
+
+
+def test_a_module_with_something_around_its_product_has_no_thin_gradient(used):
+    """What comes out of it is not what its weight has made."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Gated(4, 6), nn.Linear(3, 3))
+    kfac = KFAC(model, kl_clip=None, **often(inverse=natgrad.Cholesky()))
+    F.cross_entropy(model(torch.randn(5, 4)), torch.arange(5) % 3).backward()
+    kfac.step()
+    assert [block.name for block in kfac.blocks] == ["0", "1"]
+    assert used["times"] == 1
