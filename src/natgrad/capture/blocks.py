@@ -249,6 +249,11 @@ class Block:
         """Keep the same parts as views of these, which are stacked with those of other blocks."""
         self.parts = parts
 
+    def leave_stack(self) -> None:
+        """Keep the same parts and moments by themselves, so that the stack's own can go."""
+        self.parts = {n: tuple(part.clone() for part in one) for n, one in self.parts.items()}
+        self.moments = {name: moment.clone() for name, moment in self.moments.items()}
+
     def keep_moments(self, moments: dict[str, Tensor]) -> None:
         """Keep these, or the same ones as views of what is stacked with those of other blocks."""
         self.moments = moments

@@ -45,18 +45,23 @@ class Compiled:
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self.eager = model, False
-        self._modules: list[tuple[nn.Module, Any]] = []
+        self._modules: list[tuple[nn.Module, Any]] = []  # that run eagerly for the moment
+        self._all: list[nn.Module] = []
+        self._wrappers: list[tuple[nn.Module, Any]] = []
         self.follow()
 
     def follow(self) -> None:
-        """The model may have other modules than before; not while they run eagerly."""
-        if not self.eager:
-            self._all = list(self._model.modules())
-            self._wrappers = [(m, m.forward) for m in self._all if is_compiled(m)]
+        """The model may have other modules than before, which are then switched as the others."""
+        eager = self.eager
+        self.run_eagerly(False)
+        self._all = list(self._model.modules())
+        self._wrappers = [(m, m.forward) for m in self._all if is_compiled(m)]
+        self.run_eagerly(eager)
 
     @property
     def found(self) -> bool:
-        return bool(self._wrappers) or any(m._compiled_call_impl for m in self._all)
+        some = bool(self._wrappers or self._modules)
+        return some or any(m._compiled_call_impl for m in self._all)
 
     def run_eagerly(self, wanted: bool) -> None:
         """Switch every compiled module over; what was compiled stays compiled for the next time."""

@@ -1,6 +1,6 @@
 """The apply clock: preconditioning all gradients, clipping the step, and keeping bad numbers out.
 
-    grad <- nu (F + damping I)^-1 grad,    nu = min(1, sqrt(kl_clip / sum lr^2 |<new, old>|))
+    grad <- nu (F + damping I)^-1 grad,    nu = min(1, sqrt(kl_clip / sum reach^2 |<new, old>|))
 
 Gradients come to the ranks that precondition them (`Gradients`), are preconditioned stack by stack
 (`Stack`), and go back. Then all of them are multiplied by one number for the whole model: the KL
@@ -117,10 +117,12 @@ class Preconditioning:
         if len(ready) == len(self.ready):
             return
         self.ready, self._all_ready = ready, len(ready) == len(self.team.blocks)
-        mine = set(self.team.applies)
-        self.stacks = stacked(
-            [block for block in ready if block in mine], self.team.order, self.motion
-        )
+        mine = [block for block in self.team.applies if block.ready]
+        for block in mine:
+            if block.lost:  # it would have the others of its stack preconditioned one by one
+                block.leave_stack()
+        here = [block for block in mine if not block.lost]
+        self.stacks = stacked(here, self.team.order, self.motion)
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         for stack in self.stacks:
             key = (stack.dtype, stack.device)
@@ -132,7 +134,7 @@ class Preconditioning:
         for stack in self.stacks:
             stack.bind(*room[stack.dtype, stack.device])
         self.buffers = [buffer for both in room.values() for buffer in both]
-        covered = {id(p): p for block in ready for p in block.parameters}
+        covered = {id(p): p for block in ready if not block.lost for p in block.parameters}
         self._covered = list(covered.values())
         self._uncovered = [p for p in self.gradients.parameters if id(p) not in covered]
         # Two products of a stack's gradients, at every step.

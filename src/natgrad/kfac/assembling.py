@@ -114,12 +114,12 @@ class Assembling(Saveable):
         for block in blocks:
             if block.shares_input_with not in blocks:
                 block.share_input(None)
+        self.compiled.follow()
         self._assemble(team.successor(blocks))
         if state is not None:
             _move([block for block in blocks if block in before], team, self.team, state)
         self.preconditioning.take_over(stepped)
         self.prediction.take_over(predicted)
-        self.compiled.follow()
         self.following.changes.adopt(blocks)
         self.capture.follow(blocks, self.following.changes.uses())
         self.newcomers.follow(blocks)

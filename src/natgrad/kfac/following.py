@@ -73,7 +73,7 @@ class FollowsOptimizer:
 
 
 class Following:
-    """Called at the beginning of every step; returns sentences for the user.
+    """Called when the model has changed; ``found`` then has the blocks that it needs.
 
     ``pending``: the model has changed, and whether it needs other blocks was not looked at yet.
     ``choose`` gives the user's choice for the model as it is now; ``on_change`` is called first."""

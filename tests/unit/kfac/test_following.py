@@ -12,7 +12,10 @@ from torch.nn.utils import prune
 from torch.optim import SGD
 
 from natgrad import KFAC, Cholesky, MonteCarloFisher, NaturalMuon, Spectral
+from natgrad.capture.changes import DIGEST
+from natgrad.capture.wrappers import Compiled
 from natgrad.errors import CoverageError, SettingError
+from natgrad.kfac.ranks.team import Team
 from natgrad.schedules import Doubling
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
@@ -446,3 +449,47 @@ def test_blocks_follow_without_any_update_to_come():
     step(model, kfac)
     assert [block.name for block in kfac.blocks] == ["0", "4"]
     assert set(kfac.state_dict()["blocks"]) == {"0", "4"}
+
+
+def test_compiled_modules_that_come_while_all_run_eagerly():
+    """On steps that update, modules run without their compiled code, also new ones."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    codes = [lambda *args: None, lambda *args: None]
+    model[0]._compiled_call_impl = codes[0]
+    compiled = Compiled(model)
+    compiled.run_eagerly(True)
+    model.append(nn.Linear(2, 2))
+    model[1]._compiled_call_impl = codes[1]
+    compiled.follow()
+    assert compiled.found
+    assert [module._compiled_call_impl for module in model] == [None, None]
+    compiled.run_eagerly(False)
+    assert [module._compiled_call_impl for module in model] == codes
+
+
+def test_many_ranks_that_have_changed_alike_agree():
+    """Squares of sums of a thousand digests have more digits than a float."""
+    team = object.__new__(Team)
+    team.size, team.rank = 1000, 0
+    for digest in range(1, DIGEST, 9973):
+        team.agreed, team.digest = False, float(digest)
+        team.settle(1000.0 * digest, 1000.0 * digest**2)
+        assert team.agreed
+    one_else = 999 * digest + 1
+    with pytest.raises(SettingError, match="not on all ranks alike"):
+        team.settle(float(one_else), 999.0 * digest**2 + 1)
+
+
+def test_a_stack_goes_on_without_a_block_that_sleeps():
+    """Its others would be preconditioned one by one otherwise, with all roots made anew."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
+    kfac = started(model)
+    found = []
+    for trained in (False, True):
+        model[0].requires_grad_(trained)
+        step(model, kfac)
+        found.append(
+            [[block.name for block in stack.blocks] for stack in kfac.preconditioning.stacks]
+        )
+    assert found == [[["1", "2"]], [["0", "1", "2"]]]

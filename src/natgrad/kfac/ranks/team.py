@@ -137,7 +137,8 @@ class Team:
     def settle(self, digests: float, squares: float) -> None:
         """The digests of all ranks' models, added up: not 0, so that some have changed. All ranks
         raise if not all have, or in different ways: they would wait for each other."""
-        if abs(squares * self.size - digests**2) > 0.5:
+        # As integers: of a thousand ranks the products have more digits than a float.
+        if self.counted(squares) * self.size != self.counted(digests) ** 2:
             here = "has changed" if self.digest else "is as it was"
             raise SettingError(
                 f"The model was changed between two steps, but not on all ranks alike (on rank "
@@ -156,10 +157,10 @@ class Team:
         return self.parts[key]
 
     def counted(self, number: float) -> int:
-        """A sum of samples of all ranks as a number; what is none has been changed on its way."""
+        """What all ranks have counted, added up; what is no number was changed on its way."""
         if not isfinite(number):
             raise CommunicationError(
-                f"The ranks' numbers of samples add up to {number}, so that a message was changed "
+                f"What the ranks have counted adds up to {number}, so that a message was changed "
                 "on its way: look at the network, and go on from the last checkpoint."
             )
         return int(number)
