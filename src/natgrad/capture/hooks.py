@@ -82,6 +82,7 @@ class Capture:
         self.taped: dict[Pass, None] = {}  # passes with a tape, where several may have a part
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
+        self._watches: dict[nn.Module, FunctionHooks | ProjectionHooks] = {}
         self.armed = False  # whether layers are watched, also if the model has lost all of them
 
     # Hooks come and go.
@@ -119,6 +120,7 @@ class Capture:
             elif isinstance(uses[0][1], Projection):
                 watch = ProjectionHooks(self, uses)
             if watch is not None:
+                self._watches[module] = watch
                 wanted += [
                     (module.register_forward_pre_hook, watch.enter, {"with_kwargs": True}),
                     # Also after an exception, or the mode would stay on for good.
@@ -131,6 +133,9 @@ class Capture:
         self._layer_hooks.add(wanted)
 
     def disarm(self) -> None:
+        for module, watch in self._watches.items():  # the model itself may be one, and running
+            watch.leave(module, (), None)
+        self._watches = {}
         self._layer_hooks.remove()
         self.armed = False
 
@@ -159,8 +164,7 @@ class Capture:
         for hook in self.waiting:
             hook.kept = None
         self.waiting = {}
-        self.restarted, self.second_order, self.recomputed = False, "", ""
-        self.aside = None
+        self.restarted, self.second_order, self.recomputed, self.aside = False, "", "", None
         for this in self.taped:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}
@@ -205,8 +209,11 @@ class Capture:
         again = in_backward()
         if not again:
             self.backwards.outside()
+            before = self._watches.get(module)
             if self.on_begin is not None:
                 self.on_begin()
+            if (watch := self._watches.get(module)) is not None and watch is not before:
+                watch.enter(module, args, kwargs)  # hooks that come now are not called any more
             self._before, self.inside = self.current, True
         elif self.taping or not (self.current is None or self.current.returned):
             return
@@ -227,8 +234,7 @@ class Capture:
             if not in_backward():
                 self.current = self._before  # an evaluation is no part of what comes
             return
-        self._before = None
-        self._cut.last = None
+        self._before = self._cut.last = None
         tapes = self.taping and bool(this.tape)
         if (tapes or self.reads) and (main := prediction(out)) is not None:
             if tapes:

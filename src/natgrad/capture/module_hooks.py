@@ -67,8 +67,9 @@ class Hooks:
             self.handles.append(register(self._hooks[-1], **options))
 
     def remove(self) -> None:
-        for handle in self.handles:
+        for handle, hook in zip(self.handles, self._hooks, strict=True):
             handle.remove()
+            hook.does = None  # a call that has begun may have it on its list
         self._hooks.clear()
         self.handles.clear()
 

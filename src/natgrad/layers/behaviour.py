@@ -19,6 +19,7 @@ hooks and running statistics notice nothing.
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,12 +75,25 @@ def found(name: str, module: nn.Module) -> "Layer[Any] | list[Layer[Any]] | str 
         return "a weight is computed from it, and KFAC steps weights themselves"
     if (known := views_of_base(type(module))) is not None:
         base, views = known
-        if _forward_is_that_of(base, module):
-            made = views(name, module)
-            return made if isinstance(made, Layer) else list(made)
-        other = f"its forward computes something else than that of {base.__name__}"
-        return _tried(name, module) or _called_inside(name, module, base) or other
+        with _children_as_they_were(module):
+            if _forward_is_that_of(base, module):
+                made = views(name, module)
+                return made if isinstance(made, Layer) else list(made)
+            other = f"its forward computes something else than that of {base.__name__}"
+            return _tried(name, module) or _called_inside(name, module, base) or other
     return _tried(name, module)
+
+
+@contextmanager
+def _children_as_they_were(module: nn.Module) -> Iterator[None]:
+    """A twin has the children of its module, whose running statistics a trial would change."""
+    before = [(b, b.clone()) for child in module.children() for b in child.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def _called_inside(name: str, module: Any, base: type[nn.Module]) -> "list[Layer[Any]] | None":

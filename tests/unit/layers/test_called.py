@@ -230,6 +230,42 @@ def test_curvature_matrices_refuse_a_computed_weight_by_name():
         ).dense()
 
 
+class Activated(nn.Linear):
+    def forward(self, x):
+        return F.softplus(super().forward(x))
+
+
+def test_a_model_that_is_such_a_module_itself_may_change():
+    """It is watched anew in the middle of its own call."""
+    model, x = Activated(3, 4), torch.randn(6, 3)
+    kfac = stepped(model, x)
+    for trained in (False, True):
+        model.bias.requires_grad_(trained)
+        model(x).sum(1).mean().backward()
+        assert not torch.overrides._get_current_function_mode_stack()
+        kfac.step()
+        (block,) = kfac.blocks
+        assert block.ready
+        assert block.shape == (1, 4, 3 + trained)
+
+
+class WithNorm(nn.Conv2d):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.norm = nn.BatchNorm2d(self.out_channels)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+def test_trials_leave_the_running_statistics_of_children_alone():
+    module = WithNorm(3, 4, 3).double()
+    before = copy.deepcopy(module.state_dict())
+    layers_of("it", module)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
 def test_a_step_without_an_update_watches_nothing():
     model = filled(nn.Sequential(own.NormAndActivation(3)))
     kfac = KFAC(model, kl_clip=None, update_every=10)
