@@ -63,7 +63,7 @@ class LearningRates:
 def _reach(group: Mapping[str, Any]) -> float:
     """``lr / (1 - m)``, or ``lr (1 - dampening) / (1 - m)`` as `torch.optim.SGD` has it, where the
     first step is ``lr`` all the same. What Adam and Muon keep is a mean, which goes no further."""
-    rate, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
+    rate, momentum = float(group["lr"]), float(group.get("momentum") or 0.0)
     if not momentum or "ns_steps" in group:  # Newton-Schulz: a Muon
         return rate
     kept = 1.0 - float(group.get("dampening", 0.0))

@@ -109,7 +109,7 @@ class OuterProduct:
         self.left, self.right = found
 
     def dot(self, weight_rate: float, bias_rate: float) -> Tensor:
-        """``|lr^2 <preconditioned, raw>|``, by ``k x k`` matrices: ``<l g^T, r a^T>``."""
+        """``|reach^2 <preconditioned, raw>|``, by ``k x k`` matrices: ``<l g^T, r a^T>``."""
         cols, over_g = self.a.shape[1], self.left @ self.g.mT
         total = weight_rate**2 * torch.sum(over_g * (self.right[:, :cols] @ self.a.mT))
         if cols < self.right.shape[1]:

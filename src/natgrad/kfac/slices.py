@@ -81,7 +81,7 @@ class SlicedMatrix:
         scale: float,
         rates: LearningRates,
     ) -> Tensor:
-        """Replace the gradients, of weight and bias; returns ``lr^2 |<preconditioned, raw>|``."""
+        """Replace both gradients; returns ``reach^2 |<preconditioned, raw>|``."""
         weight, bias = self.layer.weight, self.layer.bias
         total = torch.zeros((), dtype=self.raw.dtype, device=self.raw.device)
         for part in self.slices:

@@ -109,7 +109,7 @@ class Stack:
         self, gradients: list[Gradient], how: How, rates: LearningRates, dots: Tensor
     ) -> bool:
         """Replace the ``gradients``, one for each of ``parameters``, of all blocks that have all of
-        theirs. Their ``lr^2 |<preconditioned, raw>|`` go into ``dots``, which has one for
+        theirs. Their ``reach^2 |<preconditioned, raw>|`` go into ``dots``, which has one for
         each block of the model. Returns whether these were all blocks."""
         for gradient in gradients:
             if gradient is None:

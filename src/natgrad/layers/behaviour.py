@@ -228,9 +228,11 @@ def _twin(module: nn.Module) -> Any:
     generator = torch.Generator().manual_seed(1)
     # Of a vocabulary only the entries that are looked up. Sizes alone are read: a slice of a
     # sharded weight would be a collective.
-    rows = _LOOKED_UP if isinstance(module, nn.Embedding) else None
-    if rows is not None and (module.padding_idx or 0) >= rows:
-        state["padding_idx"] = None
+    rows = None
+    if isinstance(module, nn.Embedding):
+        rows = _LOOKED_UP
+        if (module.padding_idx or 0) >= rows:
+            state["padding_idx"] = None
     state["_parameters"] = {
         key: None if p is None else _filled(p.shape, rows, generator)
         for key, p in module._parameters.items()

@@ -12,9 +12,10 @@ A computed weight is covered where each row is a multiple of the parameter's own
 
 as in weight normalisation (Salimans and Kingma 2016), spectral normalisation (Miyato et al. 2018)
 and weight standardisation (Qiao et al. 2019). The gradient of a sample with respect to ``p[r]`` is
-then ``s[r] Σ_s g[s, r] a[s]``, but for its part along ``p[r]``, to which the loss is blind, and
-along the mean. That part is left in the factors: the block is ``(S G S) ⊗ A`` with
-``S = diag(s)``, read off at every call, and the gradient that it is applied to has no such part.
+then ``s[r] Σ_s g[s, r] a[s]``, but for what a change of ``s`` takes off: a part along ``p[r]``, or
+along the outer product of two singular vectors, and that along the mean. This part is left in the
+factors: the block is ``(S G S) ⊗ A`` with ``S = diag(s)``, read off at every call, and the gradient
+that it is applied to is what is left of it.
 A bias is a block of its own, since ``s`` does not act on it.
 """
 

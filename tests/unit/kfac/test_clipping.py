@@ -58,6 +58,7 @@ class TestLearningRates:
         ("group", "reach"),
         [
             ({}, 0.1),
+            ({"momentum": None}, 0.1),  # as some optimizers say that they have none
             ({"momentum": 0.9}, 1.0),
             ({"momentum": 0.9, "nesterov": True}, 1.0),
             ({"momentum": 0.9, "dampening": 0.5}, 0.5),
@@ -69,7 +70,9 @@ class TestLearningRates:
     )
     def test_momentum_goes_on_along_a_gradient(self, group, reach):
         model = net()
-        rates = LearningRates([SGD(model.parameters(), lr=0.1, **group)])
+        optimizer = SGD(model.parameters(), lr=0.1)
+        optimizer.param_groups[0].update(group)
+        rates = LearningRates([optimizer])
         rates.read()
         assert rates.of(model[0].weight) == pytest.approx(reach)
 
