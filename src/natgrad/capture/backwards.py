@@ -51,7 +51,7 @@ def by_hand(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether the backward pass that is running returns the gradient of one of these, as
     ``torch.autograd.grad(loss, p)`` does, instead of adding it to ``.grad``."""
     for p in parameters:
-        if not p.requires_grad:
+        if not p.requires_grad:  # frozen since its block was made, and without any edge
             continue
         try:
             torch._C._will_engine_execute_node(get_gradient_edge(p).node)

@@ -96,7 +96,8 @@ class Inspection:
 
     def track_changes(self) -> ChangeRates:
         """Measure from now on how much new estimates of the factors differ from those before, and
-        their running averages; keeps one more copy of every factor."""
+        their running averages; keeps one more copy of every factor. A second call takes the place
+        of the first."""
         return ChangeRates(self)
 
     def drift(self) -> reports.DriftTable:

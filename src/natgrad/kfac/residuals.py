@@ -59,6 +59,7 @@ class Residuals(Observing):
     def unwatched(self) -> Iterator[None]:
         """A context in which K-FAC looks at nothing: what is computed in it, forward passes and
         gradients, is left out of the curvature, and its gradients are preconditioned all the same.
+        A forward pass before it counts wherever ``loss.backward()`` is called.
 
         For parts of a loss that K-FAC would refuse, such as a gradient penalty through
         convolutions."""
