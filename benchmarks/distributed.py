@@ -3,10 +3,11 @@
 For each network and number of ranks, one set of gloo processes trains with DDP alone and with K-FAC
 under every placement, in turn and all ranks in step; a step takes as long as its slowest rank, and
 the least of several counts. Steps of DDP are alike whatever K-FAC does beside them, so that all
-ratios are to one figure, the least of all: DDP's step is a tenth of K-FAC's in small networks, and
-the least of a few moves by a quarter. Averages are at update/refresh intervals 10/100, put together
-from the kinds of step (`timing.average_step`). Bytes are counted at the communicator and stand beside those
-that the plan predicts, memory is that of factors and inverses; both are of the rank with most.
+ratios are to one figure, the least of all: in a small network DDP's step is a tenth of K-FAC's, and
+the least of five moves by a quarter. Averages are at update/refresh intervals 10/100, put together
+from the kinds of step (`timing.average_step`). Bytes are counted at the communicator and stand
+beside those that the plan predicts, memory is that of factors and inverses; both are of the rank
+with most.
 """
 
 import argparse
