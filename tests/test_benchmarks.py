@@ -248,6 +248,15 @@ def test_a_line_is_of_the_slowest_rank_and_the_one_with_most():
     assert distributed.lines(setting, results[:1])[1].exact
 
 
+def test_all_ratios_are_to_one_step_of_ddp():
+    """Which does the same whatever K-FAC does in its turn: the least of all of them."""
+    ddp, kfac = {"stale": 1.5, "update": 1.0, "both": 2.0}, dict.fromkeys(ranks.KINDS, 6.0)
+    results = [measured((ddp, kfac), {}, Sent(0, 0, 0.0, Agreement(0, 0, 0)))]
+    alone, line = distributed.lines(ranks.Setting("mlp", 4, 2, ("MemOpt()",)), results)
+    assert alone.milliseconds == pytest.approx(1000)
+    assert (line.figure, line.stale, line.update, line.both) == pytest.approx((6, 6, 6, 6))
+
+
 @pytest.mark.distributed
 def test_placements_beside_ddp_send_what_was_predicted(monkeypatch, tmp_path, capsys):
     file = tmp_path / "figures.json"

@@ -235,6 +235,25 @@ def test_nothing_happens_between_refreshes_if_all_ranks_have_all(world, ranks, n
         assert one["calls"][ALL].keys() == {"factors", "inverses", "agreement"}
 
 
+def test_a_step_has_few_collectives(world):
+    """On two ranks each kind of step makes these calls and no others: a small sum more would not be
+    seen in bytes, but every one is waited for."""
+    stale, update = {"update_every": 2}, {"update_every": 1}
+    choices = [
+        {"placement": placement, **often}
+        for placement in (natgrad.MemOpt(), natgrad.Local())
+        for often in (stale, update)
+    ]
+    for found in _two(world, "mlp", *choices):
+        for sends, of_one in (({"factors": 1}, found[:2]), ({}, found[2:])):
+            applied = {"gradients": 1, "agreement": 1}  # whose gradients are there
+            updated = {**sends, "gradients": 1, "agreement": 3}  # counts; which sums are finite
+            both = {**updated, "agreement": 4}  # which decompositions failed
+            without_update, with_update = (one["calls"] for one in of_one)
+            assert without_update == [both, applied, both]
+            assert with_update == [both, updated, both]
+
+
 def test_only_what_is_updated_travels(world):
     choice = {"update_every": {"A": 1, "G": 2}, "placement": natgrad.MemOpt()}
     for rank, (one,) in enumerate(world.run(measure, "lm", "ddp", [choice], ranks=2)):
@@ -280,8 +299,8 @@ def test_inputs_of_convolutions_are_their_distinct_blocks(world):
     assert sorted(sent) == [0, 8 * (inputs + outputs * (outputs + 1) // 2)]
 
 
-def _two(world, name, choice):
-    return world.run(measure, name, "ddp", [choice], ranks=2)
+def _two(world, name, *choices):
+    return world.run(measure, name, "ddp", list(choices), ranks=2)
 
 
 def test_sixteen_bits_halve_the_bytes_of_factors(world):

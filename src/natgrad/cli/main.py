@@ -9,6 +9,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from natgrad.cli.collector import no_search_for_cycles
+
 # What `natgrad --help` says of each is the first sentence of its own help; a test compares them.
 ABOUT = {
     "plan": "Print who does what, and compare the placements.",
@@ -58,7 +60,8 @@ class Commands(TyperGroup):
 
     def _load(self, name: str) -> Any:
         if name not in self._loaded:
-            found = getattr(import_module(f"natgrad.cli.{name}"), name)
+            with no_search_for_cycles():
+                found = getattr(import_module(f"natgrad.cli.{name}"), name)
             if not isinstance(found, typer.Typer):
                 alone = typer.Typer(**_PLAIN)
                 alone.command(name, no_args_is_help=True)(found)

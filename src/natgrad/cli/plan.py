@@ -7,6 +7,7 @@ import typer
 
 from natgrad import KFAC, Distributed
 from natgrad.cli import calibration, options, plan_files
+from natgrad.cli.collector import no_search_for_cycles
 from natgrad.cli.placements import PlacementComparison, Trained, spread
 from natgrad.cli.rank_sweep import RankSweep
 from natgrad.cli.step_tables import memory_table, recommendation, stage_table
@@ -24,6 +25,7 @@ from natgrad.tables import bytes_text
 SOME = ("resnet50", "transformer", "bert-large", "gpt2-xl", "llama-70b")  # an error names all
 
 
+@no_search_for_cycles()
 def plan(
     network: Annotated[
         str | None,

@@ -191,13 +191,14 @@ def copied(plan: Travel, ops: Sequence[Op], kept_bytes: int) -> tuple[Numbers, N
     whole = np.minimum(sent, _largest(plan, moved, kept_bytes))
     np.maximum(most, sent + received + whole, out=most)
     for groups, some in spread_over.items():
+        size = found = 0  # of the largest bucket
         for bucket in plan.cut(some):
             slices = Slices([plan.copied_numbers(op) for op in bucket], groups.size)
-            size = plan.wire_bytes(bucket[0], slices.each + 2 * slices.padded)
-            here = places(groups.members)
-            most[here] = np.maximum(most[here], received[here] + size)
-            found = plan.wire_bytes(bucket[0], slices.padded)
-            taken[here] = np.maximum(taken[here], received[here] + found)
+            size = max(size, plan.wire_bytes(bucket[0], slices.each + 2 * slices.padded))
+            found = max(found, plan.wire_bytes(bucket[0], slices.padded))
+        here = places(groups.members)
+        most[here] = np.maximum(most[here], received[here] + size)
+        taken[here] = np.maximum(taken[here], received[here] + found)
     return most, taken
 
 

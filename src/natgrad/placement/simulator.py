@@ -208,6 +208,7 @@ def _one_by_one(now: Costs, calls: Sequence[Collective], cluster: Cluster) -> Co
     looked for once."""
     world = len(now)
     ends: dict[int, float] = {}
+    rings: dict[tuple[bool, int, int], float] = {}
     after: float | None = 0.0 if not now.any() else None  # when all ranks are done, if at once
     for index, call in enumerate(calls):
         following = calls[index + 1] if index + 1 < len(calls) else None
@@ -222,7 +223,10 @@ def _one_by_one(now: Costs, calls: Sequence[Collective], cluster: Cluster) -> Co
             continue
         assert call.groups is not None
         size = call.groups.size
-        seconds = (cluster.reduce_scatter if call.sums else cluster.ring)(call.around, size)
+        kind = call.sums, call.around, size
+        if kind not in rings:
+            rings[kind] = (cluster.reduce_scatter if call.sums else cluster.ring)(call.around, size)
+        seconds = rings[kind]
         if size == world:
             after = begin + seconds
             continue

@@ -288,6 +288,17 @@ class TestLoads:
                 load[machine] += cost
             assert max(load) <= self.bound(machines) * self.optimum(costs, machines)
 
+    @pytest.mark.parametrize("machines", [1, 3, 6, 10_000])
+    def test_each_goes_to_the_first_of_the_least_loaded(self, machines):
+        """Also where most machines get nothing, and where a job takes no time."""
+        numbers = random.Random(machines)
+        for _ in range(5):
+            costs = [float(numbers.choice((0, 0, 1, 2, 40))) for _ in range(6)]
+            load, found = [0.0] * machines, longest_first(costs, machines)
+            for job in sorted(range(6), key=lambda job: -costs[job]):
+                assert found[job] == load.index(min(load))
+                load[found[job]] += costs[job]
+
     @pytest.mark.parametrize("size", [2, 3, 4])
     def test_so_are_the_decompositions_of_comm_opt(self, size):
         plan = CommOpt()(mlp(size, depth=4), World(size))

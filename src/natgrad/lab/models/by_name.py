@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from natgrad.errors import SettingError
@@ -86,12 +86,18 @@ class _Unfilled(TorchFunctionMode):
     weight, and load its compiler for that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _FILLING and args and args[0].is_meta:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        filled = args[0] if args else kwargs.get("tensor")
+        if _fills(func) and isinstance(filled, Tensor) and filled.is_meta:
+            return filled
+        return func(*args, **kwargs)
 
 
-_FILLING = {"uniform_", "normal_", "fill_", "zero_"}  # methods of a tensor
+def _fills(func: Any) -> bool:
+    """Functions of ``nn.init``, which come here themselves, or methods of a tensor."""
+    name = getattr(func, "__name__", "")
+    by_init = getattr(func, "__module__", "") == "torch.nn.init" and name.endswith("_")
+    return by_init or name in ("uniform_", "normal_", "fill_", "zero_")
 
 
 def own_network(path: str, found: Any) -> NamedNetwork:

@@ -88,7 +88,8 @@ def longest_first(costs: Sequence[float], machines: int) -> list[int]:
         costs: of the jobs.
         machines: how many there are, at least 1.
     """
-    load = [(0.0, machine) for machine in range(machines)]
+    # Equal machines are taken in their order, so that no more than there are jobs are looked at.
+    load = [(0.0, machine) for machine in range(min(machines, len(costs)))]
     heapify(load)
     machine_of = [0] * len(costs)
     for job in sorted(range(len(costs)), key=lambda job: -costs[job]):

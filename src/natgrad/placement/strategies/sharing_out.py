@@ -160,10 +160,11 @@ def _shared(
     if before is not None and counts == [len(places) for places in before.places]:
         return before
     each = [job.seconds(count) for job, count in zip(jobs, counts, strict=True)]
-    load = [(0.0, place) for place in range(workers)]
+    few = range(min(workers, sum(counts)))  # equal ranks are taken in their order: no others are
+    load = [(0.0, place) for place in few]
     heapify(load)
     places: list[Ranks] = [range(0)] * len(jobs)
-    numbers = dict.fromkeys(range(workers), 0)
+    numbers = dict.fromkeys(few, 0)
     for index in sorted(range(len(jobs)), key=lambda index: -each[index]):
         least = [heappop(load) for _ in range(counts[index])]
         for busy, place in least:
@@ -171,4 +172,4 @@ def _shared(
             numbers[place] += jobs[index].numbers
         places[index] = as_ranks(place for _, place in least)
     slowest = max((busy for busy, _ in load), default=0.0)
-    return Sharing(places, slowest, max(numbers.values()))
+    return Sharing(places, slowest, max(numbers.values(), default=0))

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NAMED as ALL
+from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.names import NETWORKS
 from unit.cli import nets
 
@@ -53,6 +56,38 @@ def test_a_network_that_reads_numbers_is_built_with_them():
     model = NETWORKS["unit.cli.nets:Reads"].without_weights()
     assert not model.layer.weight.is_meta
     assert model.scale == 2
+
+
+class Written(TorchDispatchMode):
+    """The operations that write to a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable:
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_weight_is_filled_where_there_are_no_numbers():
+    """torch would load its compiler for the first embedding, which takes longer than a plan."""
+
+    def build():
+        layers = [nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)]
+        model = nn.Sequential(*layers, nn.Conv1d(4, 2, 1))
+        nn.init.trunc_normal_(model[1].weight)
+        nn.init.xavier_uniform_(tensor=model[-1].weight)
+        return model
+
+    with Written() as written:
+        model = NamedNetwork("several", alone=build).without_weights()
+    assert written.names == []
+    assert model[0].weight.is_meta
+    with Written() as written:
+        build()
+    assert len(written.names) > 8  # with numbers, all of them
 
 
 def test_attributes_of_attributes():
