@@ -39,7 +39,7 @@ class ChangeRateItem(Item):
         "Here: 120 steps on Fashion-MNIST, all of which lie in what the paper calls the first "
         "steps (about 500): that changes are faster there cannot show. A setting tried before it "
         "(80 steps on digits, means over steps) was given up, as a network fits digits so early; "
-        "smaller changes of larger batches did not show there."
+        "neither of the findings on batches and on first steps held there."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
