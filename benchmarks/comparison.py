@@ -131,7 +131,7 @@ def text(folder: Path) -> str:
         "the best of the others ends (median over its seeds), so about half of its own runs reach "
         "it. Steps and seconds are medians over seeds, with the least and the most. Because runs "
         "may have shared the machine, seconds are not those of the runs but steps times the "
-        "seconds of a step, measured on the idle machine with all optimizers taking turns "
+        "seconds of a step, measured with all optimizers taking turns in one process "
         "(`--cost`): the median over rounds of the mean over a cycle of 20 steps."
     )
     return "\n\n".join([about, tables.overview(found), *map(tables.details, found)])
