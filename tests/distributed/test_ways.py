@@ -120,7 +120,7 @@ def test_accumulation_in_which_every_pass_syncs(world, layout):
 
 @pytest.mark.parametrize(
     ("turn", "placement"),
-    enumerate([natgrad.MemOpt(), natgrad.CommOpt(), natgrad.ReduceScatter()]),
+    list(enumerate([natgrad.MemOpt(), natgrad.CommOpt(), natgrad.ReduceScatter()])),
 )
 def test_batches_of_different_sizes_where_nobody_else_adds_gradients_up(world, turn, placement):
     kfac = {"placement": placement}
