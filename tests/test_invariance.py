@@ -32,6 +32,8 @@ CHOICES = [
 NETS = [*MODELS, *(case for case in REUSED if case.name in ("twice-linear-2", "tied-bias"))]
 SAMPLES = 6
 SIZES = [(2, 2, 2), (1, 2, 3), (1,) * 6]
+TERMS = [(SAMPLES,), (1, 2, 3)]
+COPIES = [(2 * SAMPLES,)]
 
 choices = pytest.mark.parametrize(("structure", "inverse"), CHOICES, ids=str)
 nets = pytest.mark.parametrize("case", NETS, ids=str)
@@ -73,11 +75,16 @@ def expected_of(case: Case, structure, inverse, damping=0.03) -> dict[str, torch
     return gradients(case, structure=structure, inverse=inverse, damping=damping)
 
 
-def reduction_of(case: Case, structure, inverse, which: int) -> str:
-    """One of the two for each of several ways to show the samples, in turn: over the nets, as over
-    the choices, each way meets both."""
-    turn = NETS.index(case) + CHOICES.index((structure, inverse)) + which
-    return ("mean", "sum")[turn % 2]
+def in_turn(case: Case, structure, inverse, ways):
+    """One of several ways to show the samples, and one of the two reductions: the next of the pairs
+    on another net, as with another choice."""
+    turn = NETS.index(case) + CHOICES.index((structure, inverse))
+    pairs = [
+        (way, ("mean", "sum")[(index + again) % 2])
+        for again in range(2)
+        for index, way in enumerate(ways)
+    ]
+    return pairs[turn % len(pairs)]
 
 
 def assert_same(found, expected):
@@ -99,33 +106,33 @@ def test_mean_and_sum(case, structure, inverse):
     assert not any(close(by_name[name].grad, g, 1e-3) for name, g in expected.items())
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @choices
 @nets
-def test_micro_batches(case, structure, inverse, sizes):
-    reduction = reduction_of(case, structure, inverse, SIZES.index(sizes))
+def test_micro_batches(case, structure, inverse):
+    sizes, reduction = in_turn(case, structure, inverse, SIZES)
     found = gradients(case, sizes, reduction=reduction, structure=structure, inverse=inverse)
     assert_same(found, expected_of(case, structure, inverse))
 
 
-def test_every_way_meets_both_reductions():
-    """With each structure and inverse; on each net; and on each net with each structure."""
-    for which in range(len(SIZES)):
-        for net in NETS:
-            assert len({reduction_of(net, *choice, which) for choice in CHOICES}) == 2
-        for choice in CHOICES:
-            assert len({reduction_of(net, *choice, which) for net in NETS}) == 2
-    for net, choice in product(NETS, CHOICES):
-        assert len({reduction_of(net, *choice, which) for which in range(len(SIZES))}) == 2
+@pytest.mark.parametrize("ways", [SIZES, TERMS, COPIES], ids=["sizes", "terms", "copies"])
+def test_every_way_is_everywhere(ways):
+    """On each net, with each structure and inverse, and with each reduction; and so is each
+    reduction."""
+    for some, chosen in [([net], CHOICES) for net in NETS] + [(NETS, [one]) for one in CHOICES]:
+        met = [in_turn(net, *choice, ways) for net, choice in product(some, chosen)]
+        assert {way for way, _ in met} == set(ways)
+        assert {reduction for _, reduction in met} == {"mean", "sum"}
+    met = {in_turn(net, *choice, ways) for net, choice in product(NETS, CHOICES)}
+    assert met == set(product(ways, ("mean", "sum")))
 
 
 @choices
 @nets
 def test_copies_of_every_sample(case, structure, inverse):
     chosen = {"structure": structure, "inverse": inverse}
-    for reduction in ("mean", "sum"):
-        found = gradients(case, (2 * SAMPLES,), copies=2, reduction=reduction, **chosen)
-        assert_same(found, expected_of(case, structure, inverse))
+    sizes, reduction = in_turn(case, structure, inverse, COPIES)
+    found = gradients(case, sizes, copies=2, reduction=reduction, **chosen)
+    assert_same(found, expected_of(case, structure, inverse))
 
 
 @choices
@@ -135,13 +142,10 @@ def test_terms_per_sample(case, structure, inverse):
     (F/5 + γ)⁻¹ ∇L/5 is what five times the damping makes of samples that are one term."""
     chosen = {"structure": structure, "inverse": inverse}
     expected = expected_of(case, structure, inverse, damping=5 * 0.03)
-    for which, sizes in enumerate(((SAMPLES,), (1, 2, 3))):
-        reduction = reduction_of(case, structure, inverse, which)
-        scale = {"mean": 1 / 5, "sum": 1.0}[reduction]
-        found = gradients(
-            case, sizes, reduction=reduction, scale=scale, terms_per_sample=5, **chosen
-        )
-        assert_same(found, expected)
+    sizes, reduction = in_turn(case, structure, inverse, TERMS)
+    scale = {"mean": 1 / 5, "sum": 1.0}[reduction]
+    found = gradients(case, sizes, reduction=reduction, scale=scale, terms_per_sample=5, **chosen)
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("inverse", [Eigen(), Cholesky()], ids=str)

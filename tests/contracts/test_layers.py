@@ -89,38 +89,56 @@ def settings_in_turn(case: Case, choice: int) -> list[tuple[int, str]]:
     return [(n, ("mean", "sum")[(index + turn) % 2]) for index, n in enumerate(case.batches)]
 
 
+def setting_in_turn(case: Case, choice: int) -> tuple[int, str]:
+    """One number of samples and one reduction: the next of the pairs in the next case, and with the
+    next choice, where the number of samples is always another one."""
+    turn, count = CASES.index(case) + choice, len(case.batches)
+    return case.batches[turn % count], ("mean", "sum")[(turn + (turn // 2 if count > 1 else 0)) % 2]
+
+
 def test_every_number_of_samples_meets_every_reduction():
-    """In each case with one structure or the next, and with each structure in one case or another:
-    there the first, or the second, number of samples of a case."""
+    """In each case with one structure or another, and with each structure in one case or another:
+    there the first, or the second, number of samples of a case. And in each case each structure
+    meets each number of samples: one with an eigendecomposition, the other with Cholesky, or with
+    second moments in the basis of EKFAC."""
     met = {}
-    for case, choice in product(CASES, range(len(STRUCTURES))):
-        found = settings_in_turn(case, choice)
-        assert {n for n, _ in found} == set(case.batches), case
-        assert {reduction for _, reduction in found} == {"mean", "sum"}, case
-        places = {(case.batches.index(n), reduction) for n, reduction in found}
-        met.setdefault((len(case.batches), choice), set()).update(places)
-        assert {*found, *settings_in_turn(case, choice + 1)} == set(settings_of(case)), case
+    for case in CASES:
+        found = [setting_in_turn(case, choice) for choice in range(len(STRUCTURES))]
+        assert set(found) == set(settings_of(case)), case
+        for choice, (n, reduction) in enumerate(found):
+            place = case.batches.index(n), reduction
+            met.setdefault((len(case.batches), choice), set()).add(place)
+            other, _ = setting_in_turn(case, choice + 1)
+            assert {n, other} == set(case.batches), case
     for (count, choice), places in met.items():
         assert places == set(product(range(count), ("mean", "sum"))), choice
+
+
+def test_factors_meet_every_number_of_samples_and_every_reduction():
+    """In each case, with one way to share or the other; and with each way."""
+    for case in CASES:
+        found = [settings_in_turn(case, choice) for choice in range(2)]
+        assert {one for some in found for one in some} == set(settings_of(case)), case
+        for some in found:
+            assert {n for n, _ in some} == set(case.batches), case
+            assert {reduction for _, reduction in some} == {"mean", "sum"}, case
 
 
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
 @by_name
 def test_block_and_preconditioned_gradient(case, structure):
-    for n, reduction in settings_in_turn(case, list(STRUCTURES.values()).index(structure)):
-        expected = truth(case, n)
-        model, kfac = stepped(case, n, reduction, structure=structure)
-        assert {block.name for block in kfac.blocks} == set(expected.views)
-        for block in kfac.blocks:
-            view, where = expected.views[block.name], (block.name, n, reduction)
-            assert isinstance(
-                block.structure, UnitWise if norm(view, structure) else type(structure)
-            )
-            dense = expected_block(expected, view, block.structure)
-            a, g = oracles.term_scale(view, expected.n)
-            assert close(found_block(block), dense, scale=a * g), where
-            wanted = oracles.solve(dense, DAMPING, expected.mean_matrix(view))
-            assert close(view.matrix(gradients(model)), wanted), where
+    n, reduction = setting_in_turn(case, list(STRUCTURES.values()).index(structure))
+    expected = truth(case, n)
+    model, kfac = stepped(case, n, reduction, structure=structure)
+    assert {block.name for block in kfac.blocks} == set(expected.views)
+    for block in kfac.blocks:
+        view, where = expected.views[block.name], (block.name, n, reduction)
+        assert isinstance(block.structure, UnitWise if norm(view, structure) else type(structure))
+        dense = expected_block(expected, view, block.structure)
+        a, g = oracles.term_scale(view, expected.n)
+        assert close(found_block(block), dense, scale=a * g), where
+        wanted = oracles.solve(dense, DAMPING, expected.mean_matrix(view))
+        assert close(view.matrix(gradients(model)), wanted), where
 
 
 def norm(view: oracles.View, structure) -> bool:
@@ -148,44 +166,42 @@ def test_kronecker_factors(case, sharing):
 @pytest.mark.parametrize("structure", [s for s in STRUCTURES.values() if s != EKFAC()], ids=repr)
 @by_name
 def test_cholesky(case, structure):
-    # Not the ones in which the same structure met an eigendecomposition.
-    for n, reduction in settings_in_turn(case, list(STRUCTURES.values()).index(structure) + 1):
-        expected = truth(case, n)
-        model, kfac = stepped(case, n, reduction, structure=structure, inverse=Cholesky())
-        for block in kfac.blocks:
-            view = expected.views[block.name]
-            mean = expected.mean_matrix(view)
-            if isinstance(block.structure, Kronecker):
-                factors = oracles.kronecker(view, expected.n, structure.sharing)
-                wanted = oracles.solve(oracles.pi_damped(*factors, DAMPING), 0.0, mean)
-            else:
-                dense = expected_block(expected, view, block.structure)
-                wanted = oracles.solve(dense, DAMPING, mean)
-            assert close(view.matrix(gradients(model)), wanted), (block.name, n, reduction)
+    # Not the number of samples with which the same structure met an eigendecomposition.
+    n, reduction = setting_in_turn(case, list(STRUCTURES.values()).index(structure) + 1)
+    expected = truth(case, n)
+    model, kfac = stepped(case, n, reduction, structure=structure, inverse=Cholesky())
+    for block in kfac.blocks:
+        view = expected.views[block.name]
+        mean = expected.mean_matrix(view)
+        if isinstance(block.structure, Kronecker):
+            factors = oracles.kronecker(view, expected.n, structure.sharing)
+            wanted = oracles.solve(oracles.pi_damped(*factors, DAMPING), 0.0, mean)
+        else:
+            dense = expected_block(expected, view, block.structure)
+            wanted = oracles.solve(dense, DAMPING, mean)
+        assert close(view.matrix(gradients(model)), wanted), (block.name, n, reduction)
 
 
 @by_name
 def test_ekfac_uses_second_moments_in_the_basis_of_the_last_refresh(case):
-    # Not the ones of the first step, in which the block of EKFAC was compared above.
-    for n, reduction in settings_in_turn(case, list(STRUCTURES).index("ekfac") + 1):
-        expected = truth(case, n)
-        model, kfac = stepped(case, n, reduction, 2, structure=EKFAC(), refresh_every=1000)
-        for block in kfac.blocks:
-            view = expected.views[block.name]
-            if view.elementwise:
-                continue
-            bases = basis(block, *oracles.kronecker(view, expected.n, "expand"))
-            turned = torch.einsum(
-                "bir,nbij,bjc->nbrc", bases["G"], expected.sample_matrices(view), bases["A"]
-            )
-            S = turned.square().mean(0)
-            mean = torch.einsum(
-                "bir,bij,bjc->brc", bases["G"], expected.mean_matrix(view), bases["A"]
-            )
-            wanted = torch.einsum("bir,brc,bjc->bij", bases["G"], mean / (S + DAMPING), bases["A"])
-            where = (block.name, n, reduction)
-            assert close(block.parts["S"][0].view_as(S), S), where
-            assert close(view.matrix(gradients(model)), wanted), where
+    # Not the number of samples of the first step, in which the block of EKFAC was compared above.
+    n, reduction = setting_in_turn(case, list(STRUCTURES).index("ekfac") + 1)
+    expected = truth(case, n)
+    model, kfac = stepped(case, n, reduction, 2, structure=EKFAC(), refresh_every=1000)
+    for block in kfac.blocks:
+        view = expected.views[block.name]
+        if view.elementwise:
+            continue
+        bases = basis(block, *oracles.kronecker(view, expected.n, "expand"))
+        turned = torch.einsum(
+            "bir,nbij,bjc->nbrc", bases["G"], expected.sample_matrices(view), bases["A"]
+        )
+        S = turned.square().mean(0)
+        mean = torch.einsum("bir,bij,bjc->brc", bases["G"], expected.mean_matrix(view), bases["A"])
+        wanted = torch.einsum("bir,brc,bjc->bij", bases["G"], mean / (S + DAMPING), bases["A"])
+        where = (block.name, n, reduction)
+        assert close(block.parts["S"][0].view_as(S), S), where
+        assert close(view.matrix(gradients(model)), wanted), where
 
 
 def basis(block, A, G) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 training goes no further."""
 
 import warnings
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -382,22 +382,34 @@ PLACED = {
 }
 
 
+POISONED = [
+    *((layout, what) for layout in ("plain", "ddp", "fsdp") for what in ("input", "loss")),
+    # DDP's gradients are the same everywhere.
+    ("plain", "gradient"),
+    ("fsdp", "gradient"),
+]
+METHODS = {"kfac": {}, "ekfac": {"structure": natgrad.EKFAC()}}
+
+
+def placed_methods(layout, what):
+    """Each placement with one method, and in another layout or with another poison the other."""
+    turn = (layout != "plain") + (what == "loss")
+    return [(name, list(METHODS)[(i + turn) % 2]) for i, name in enumerate(PLACED)]
+
+
 class TestNaN:
-    @pytest.mark.parametrize(
-        ("layout", "what"),
-        [
-            *((layout, what) for layout in ("plain", "ddp", "fsdp") for what in ("input", "loss")),
-            # DDP's gradients are the same everywhere.
-            ("plain", "gradient"),
-            ("fsdp", "gradient"),
-        ],
-    )
+    def test_every_placement_meets_every_method(self):
+        """In each layout, and with each poison."""
+        for value in ("plain", "ddp", "fsdp", "input", "loss", "gradient"):
+            found = {pair for one in POISONED if value in one for pair in placed_methods(*one)}
+            assert found == set(product(PLACED, METHODS)), value
+
+    @pytest.mark.parametrize(("layout", "what"), POISONED)
     def test_on_one_rank(self, world, layout, what):
         """The step does not happen anywhere, and training goes on."""
         calls = {
-            (placement, method): (layout, PLACED[placement], what, settings)
-            for placement in PLACED
-            for method, settings in (("kfac", {}), ("ekfac", {"structure": natgrad.EKFAC()}))
+            (placement, method): (layout, PLACED[placement], what, METHODS[method])
+            for placement, method in placed_methods(layout, what)
         }
         for key, found in world.each(poisoned, calls, ranks=3).items():
             (earlier, before, after, end), dropped, zeroed, state = found[0]

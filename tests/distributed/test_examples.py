@@ -58,8 +58,8 @@ def example(name, options):
 
 
 def again(world, name, ranks, *options):
-    """As torchrun(), which has started two examples, but in processes that have imported torch:
-    for them the import takes longer than the training."""
+    """As torchrun(), which has started one example, but in processes that have imported torch: for
+    them the import takes longer than the training. All examples start and end by `ranks.py`."""
     pytest.importorskip("sklearn")
     printed, *silent = world.run(example, name, [str(option) for option in options], ranks=ranks)
     assert not any(silent)
@@ -97,7 +97,7 @@ def test_ddp_and_resuming(world, tmp_path):
 @pytest.mark.slow
 def test_fsdp(world):
     """Each rank keeps about half of the inverses, and all of them where all ranks do."""
-    printed, line = torchrun("fsdp", 2, "--steps", 20)
+    printed, line = again(world, "fsdp", 2, "--steps", 20)
     assert accuracy(line, 20) > 80
     assert "\nPlan MemOpt()\n" in printed
     table = printed[printed.index("\nMemory\n") :]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from distributed.layouts import (
 from distributed.parallel import by_columns, network
 from distributed.training import weights
 
-OTHERS = ("cholesky", "ekfac")
+CUT = ("tower", "transformer")
+METHODS_IN_TURN = ("eigen", "cholesky", "ekfac")
 ENDS = {"mem": natgrad.MemOpt(), "comm": natgrad.CommOpt()}
 TWO_WAYS = ("fsdp + tp", "hsdp")  # each of which takes two ranks
 
@@ -31,13 +33,19 @@ def reference(network, method, replicas, reduction, clip, users):
     return alone(case, replicas)
 
 
-def each(case, placements=ENDS, also=()):
-    """The case with each of ``placements``; and by other methods, with the two ends of them."""
-    found = {(case.method, name): replace(case, placement=one) for name, one in placements.items()}
-    for method in also:
-        for name, one in ENDS.items():
-            found[method, name] = replace(case, method=method, placement=one)
-    return found
+def each(case, placements=ENDS):
+    """The case with each of ``placements``."""
+    return {(case.method, name): replace(case, placement=one) for name, one in placements.items()}
+
+
+def in_turn(network, layout, turn):
+    """Each placement with one method: the next one on another network, and in another world."""
+    number = turn + CUT.index(network)
+    return {
+        (method, name): Case(network, layout, method, placement)
+        for index, (name, placement) in enumerate(PLACEMENTS.items())
+        for method in [METHODS_IN_TURN[(index + number) % len(METHODS_IN_TURN)]]
+    }
 
 
 def together(cases, placements=ENDS):
@@ -72,11 +80,30 @@ def check(world, cases, ranks, replicas):
 # Tensor parallelism.
 
 
-@pytest.mark.parametrize("network", ["tower", "transformer"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_layers_are_cut(world, ranks, network):
-    also = OTHERS if ranks == 4 else ()
-    check(world, each(Case(network, "tp"), PLACEMENTS, also), ranks, 1)
+# The worlds in which layers are cut: their layout, ranks, and how many parts of a batch they see.
+CUT_WORLDS = [("tp", 2, 1), ("tp", 4, 1), ("fsdp + tp", 4, 2)]
+
+
+def test_every_placement_meets_every_method_where_layers_are_cut():
+    """On each network; and every world, on each network, has all methods and all placements."""
+    met = {
+        (turn, network): set(in_turn(network, layout, turn))
+        for turn, (layout, _, _) in enumerate(CUT_WORLDS)
+        for network in CUT
+    }
+    for found in met.values():
+        assert {method for method, _ in found} == set(METHODS_IN_TURN)
+        assert {placement for _, placement in found} == set(PLACEMENTS)
+    for name in CUT:
+        pairs = set().union(*(found for (_, other), found in met.items() if other == name))
+        assert pairs == set(product(METHODS_IN_TURN, PLACEMENTS))
+
+
+@pytest.mark.parametrize("network", CUT)
+@pytest.mark.parametrize("turn", range(len(CUT_WORLDS)), ids=["tp-2", "tp-4", "fsdp + tp-4"])
+def test_layers_are_cut(world, turn, network):
+    layout, ranks, replicas = CUT_WORLDS[turn]
+    check(world, in_turn(network, layout, turn), ranks, replicas)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +119,6 @@ def test_layers_are_cut(world, ranks, network):
 )
 def test_layers_are_cut_in_other_ways(world, network, layout, ranks):
     check(world, each(Case(network, layout)), ranks, 1)
-
-
-@pytest.mark.parametrize("network", ["tower", "transformer"])
-def test_layers_are_cut_and_sharded(world, network):
-    check(world, each(Case(network, "fsdp + tp"), PLACEMENTS, OTHERS), 4, 2)
 
 
 @pytest.mark.parametrize("layout", ["fsdp + tp", "hsdp + tp", "replicated + tp"])

@@ -62,17 +62,17 @@ def train_each(runs):
 
 
 def combinations(ranks, network, layout):
-    """Each placement with one method: the next one on another network or in another layout, so that
-    on every number of ranks each placement meets each method on each network and in each layout.
-    By the balanced route it is half of the placements, and the other half in the next world."""
-    number = list(NETWORKS).index(network)
-    turn = number + LAYOUTS.index(layout)
+    """Half of the placements by the direct route, and the other half by the balanced one; on one
+    rank more it is the other way round. On every number of ranks, and by each route, all pairs of
+    a placement, a method, a network and a layout are met."""
+    number, place = list(NETWORKS).index(network), LAYOUTS.index(layout)
     for index, placement in enumerate(COMPARED):
         if divides(placement, ranks):
-            methods = OF_ROUTE["direct"]
-            yield placement, methods[(index + turn) % len(methods)], "direct"
-            if (index + turn) % 2 == 0:
-                yield placement, OF_ROUTE["balanced"][(index // 2 + number) % 2], "balanced"
+            direct = (index + (number + place) % 3 + ranks) % 2 == 0
+            route = "direct" if direct else "balanced"
+            methods = OF_ROUTE[route]
+            turn = number + 2 * place if direct else index // 2 + place
+            yield placement, methods[turn % len(methods)], route
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -105,13 +105,11 @@ def test_every_placement_meets_every_method(ranks):
         for placement, method, route in combinations(ranks, network, layout)
     }
     placements = [placement for placement in COMPARED if divides(placement, ranks)]
-    for axis, others in ((3, NETWORKS), (4, LAYOUTS)):
-        found = {(one[1], one[2], one[axis]) for one in met if one[0] == "direct"}
-        assert found == set(product(placements, OF_ROUTE["direct"], others))
-    axes = (placements, OF_ROUTE["balanced"], NETWORKS, LAYOUTS)
-    for one, other in pairs(range(4), 2):
-        found = {(rest[one], rest[other]) for route, *rest in met if route == "balanced"}
-        assert found == set(product(axes[one], axes[other]))
+    for route, methods in OF_ROUTE.items():
+        axes = (placements, methods, NETWORKS, LAYOUTS)
+        for one, other in pairs(range(4), 2):
+            found = {(rest[one], rest[other]) for taken, *rest in met if taken == route}
+            assert found == set(product(axes[one], axes[other]))
 
 
 def train_in_nodes(runs):
@@ -149,24 +147,33 @@ def test_a_run_repeats_itself(world):
             assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "network", "layout", "placement"),
-    [
-        (1, "mlp", "plain", "comm"),
-        (2, "mlp", "plain", "mem"),
-        (2, "cnn", "ddp", "comm"),
-        (2, "lm", "fsdp", "mem"),
-        (3, "cnn", "fsdp", "scatter"),
-        (3, "lm", "ddp", "mem"),
-        (4, "cnn", "plain", "half"),
-        (4, "lm", "fsdp", "half"),
-    ],
-)
-def test_so_are_those_of_own_variants(world, ranks, network, layout, placement):
+# Of the own variants all, or the first of every two, or the second.
+OF_OWN = {"all": list(OWN), "odd": list(OWN)[::2], "even": list(OWN)[1::2]}
+WORLDS_OF_OWN = [
+    (1, "mlp", "plain", "comm", "all"),
+    (2, "mlp", "plain", "mem", "odd"),
+    (2, "cnn", "ddp", "comm", "even"),
+    (2, "lm", "fsdp", "mem", "even"),
+    (3, "cnn", "fsdp", "scatter", "all"),
+    (3, "lm", "ddp", "mem", "odd"),
+    (4, "cnn", "plain", "half", "odd"),
+    (4, "lm", "fsdp", "half", "even"),
+]
+
+
+def test_every_own_variant_is_everywhere():
+    """On every number of ranks and network, in every layout, and with every placement."""
+    for axis in range(4):
+        met = {(world[axis], method) for world in WORLDS_OF_OWN for method in OF_OWN[world[4]]}
+        assert met == set(product({world[axis] for world in WORLDS_OF_OWN}, OWN))
+
+
+@pytest.mark.parametrize(("ranks", "network", "layout", "placement", "which"), WORLDS_OF_OWN)
+def test_so_are_those_of_own_variants(world, ranks, network, layout, placement, which):
     """Nobody looks into the parts of an inverse on their way, nor at the factors of a structure."""
     runs = {
-        method: Run(network, layout, {**kfac, "placement": PLACEMENTS[placement]})
-        for method, kfac in OWN.items()
+        method: Run(network, layout, {**OWN[method], "placement": PLACEMENTS[placement]})
+        for method in OF_OWN[which]
     }
     for found in world.run(train_each, runs, ranks=ranks):
         for method, weights in found.items():

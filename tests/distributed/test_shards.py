@@ -116,11 +116,39 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+BIT_BY_BIT = ["plain", "ddp", "fsdp"]
+PLACED = ["mem", "half", "comm", "scatter"]
+
+
+def in_turn(methods, turn):
+    """Each method with one of the ways, and in the next turn with the next."""
+    return [(method, list(WAYS)[(i + turn) % len(WAYS)]) for i, method in enumerate(methods)]
+
+
+def of_way(way):
+    """Placements and methods: of all pairs one in two, and the others in another way."""
+    turn = list(WAYS).index(way)
+    pairs = product(enumerate(PLACED), enumerate(METHODS))
+    return [(p, m) for (i, p), (j, m) in pairs if (i + j + turn) % len(WAYS) == 0]
+
+
 class TestFolder:
-    @pytest.mark.parametrize("layout", ["plain", "ddp", "fsdp"])
+    def test_every_method_meets_every_way(self):
+        """In one of the layouts; there every way is taken, and of one file every pair."""
+        met = [in_turn(METHODS, turn) for turn in range(len(BIT_BY_BIT))]
+        assert {pair for pairs in met for pair in pairs} == set(product(METHODS, WAYS))
+        assert all({way for _, way in pairs} == set(WAYS) for pairs in met)
+        for way in WAYS:
+            found = {(placement, method) for placement, method in of_way(way)}
+            assert {method for _, method in found} == set(METHODS)
+            assert {placement for placement, _ in found} == set(PLACED)
+        assert {pair for way in WAYS for pair in of_way(way)} == set(product(PLACED, METHODS))
+
+    @pytest.mark.parametrize("layout", BIT_BY_BIT)
     def test_goes_on_bit_by_bit(self, world, tmp_path, layout):
-        calls = {}
-        for method, way in product(METHODS, WAYS):
+        """Each method in one way, and in the next layout in the other."""
+        calls, turn = {}, BIT_BY_BIT.index(layout)
+        for method, way in in_turn(METHODS, turn):
             this = run(layout, **METHODS[method], placement=natgrad.Hybrid(0.5))
             calls[method, way] = (this, tmp_path / f"{method}, {way}", way)
         whole = world.each(save, calls, ranks=2)
@@ -155,7 +183,7 @@ class TestFolder:
     @pytest.mark.parametrize("way", WAYS)
     def test_has_everything_once_from_a_rank_that_keeps_it(self, world, tmp_path, way):
         calls = {}
-        for placement, method in product(["mem", "half", "comm", "scatter"], METHODS):
+        for placement, method in of_way(way):
             this = run("ddp", **METHODS[method], placement=PLACEMENTS[placement])
             calls[placement, method] = (this, tmp_path / f"{placement}, {method}", way, 4, 4)
         for key, (first, *_) in world.each(save, calls, ranks=4).items():

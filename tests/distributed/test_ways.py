@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import natgrad
 from distributed.training import EACH, Run, batch, network, weights, wrapped
 
 LAYOUTS = ("plain", "ddp", "fsdp")
+NAMES = ("mlp", "cnn", "lm")
+REDUCTIONS = ("mean", "sum")
 
 
 def trained(run, sizes, rank, way=""):
@@ -82,11 +85,22 @@ def test_sums_of_losses(world, layout):
     check(world, [Run(name, layout, reduction="sum") for name in ("mlp", "cnn", "lm")], 3)
 
 
+def reduction_of(name, turn):
+    """Of three networks in three turns, layouts or placements, one in two has a sum."""
+    return REDUCTIONS[(NAMES.index(name) + turn) % 2]
+
+
+def test_every_network_and_every_turn_meets_both_reductions():
+    met = {(turn, name, reduction_of(name, turn)) for turn in range(3) for name in NAMES}
+    assert {(turn, reduction) for turn, _, reduction in met} == set(product(range(3), REDUCTIONS))
+    assert {(name, reduction) for _, name, reduction in met} == set(product(NAMES, REDUCTIONS))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_accumulation(world, reduction, layout):
-    names = ("mlp", "cnn", "lm")
-    check(world, [Run(name, layout, micro=2, reduction=reduction) for name in names], 2)
+def test_accumulation(world, layout):
+    turn = LAYOUTS.index(layout)
+    runs = [Run(name, layout, micro=2, reduction=reduction_of(name, turn)) for name in NAMES]
+    check(world, runs, 2)
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
@@ -104,27 +118,28 @@ def test_accumulation_in_which_every_pass_syncs(world, layout):
     check(world, runs, 2, "every pass syncs")
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(
-    "placement", [natgrad.MemOpt(), natgrad.CommOpt(), natgrad.ReduceScatter()]
+    ("turn", "placement"),
+    list(enumerate([natgrad.MemOpt(), natgrad.CommOpt(), natgrad.ReduceScatter()])),
 )
-def test_batches_of_different_sizes_where_nobody_else_adds_gradients_up(
-    world, placement, reduction
-):
+def test_batches_of_different_sizes_where_nobody_else_adds_gradients_up(world, turn, placement):
     kfac = {"placement": placement}
     runs = [
-        Run(name, "plain", kfac, batches=(3, 5), reduction=reduction)
-        for name in ("mlp", "cnn", "lm")
+        Run(name, "plain", kfac, batches=(3, 5), reduction=reduction_of(name, turn))
+        for name in NAMES
     ]
     check(world, runs, 2, batches=(3, 5))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("structure", [None, natgrad.EKFAC()])
-def test_the_exact_fisher(world, structure, layout):
-    kfac = {"curvature": natgrad.ExactFisher(), "structure": structure}
-    runs = [Run(name, layout, kfac) for name in ("mlp", "cnn")]
-    check(world, [*runs, Run("mlp", layout, kfac, micro=2)], 2, "observe")
+def test_the_exact_fisher(world, layout):
+    """The three in turn with one structure or the other, as networks with reductions."""
+    turn, runs = LAYOUTS.index(layout), []
+    for index, (name, micro) in enumerate((("mlp", 1), ("cnn", 1), ("mlp", 2))):
+        structure = (None, natgrad.EKFAC())[(index + turn) % 2]
+        kfac = {"curvature": natgrad.ExactFisher(), "structure": structure}
+        runs.append(Run(name, layout, kfac, micro=micro))
+    check(world, runs, 2, "observe")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -161,18 +176,15 @@ def test_drift_makes_some_factors_due_and_not_all(name):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_adaptive_damping(world, reduction, layout):
+def test_adaptive_damping(world, layout):
     """Every rank passes the losses of its own batch, and all get the same damping."""
-    rule = natgrad.schedules.LevenbergMarquardt(start=0.1, every=1, decay=0.7)
-    runs = [
-        Run(name, layout, {"damping": rule, "placement": placement}, reduction=reduction)
-        for name, placement in (
-            ("mlp", natgrad.MemOpt()),
-            ("cnn", natgrad.CommOpt()),
-            ("lm", natgrad.MemOpt() if reduction == "mean" else natgrad.CommOpt()),
-        )
-    ]
+    rule, runs = natgrad.schedules.LevenbergMarquardt(start=0.1, every=1, decay=0.7), []
+    for name in NAMES:
+        reduction = reduction_of(name, LAYOUTS.index(layout))
+        of_lm = natgrad.MemOpt() if reduction == "mean" else natgrad.CommOpt()
+        placement = {"mlp": natgrad.MemOpt(), "cnn": natgrad.CommOpt(), "lm": of_lm}[name]
+        kfac = {"damping": rule, "placement": placement}
+        runs.append(Run(name, layout, kfac, reduction=reduction))
     check(world, runs, 2, "adapt")
 
 
