@@ -27,7 +27,7 @@ SETTINGS: Mapping[str, Mapping[str, Any] | None] = {
     "SGD": None,
     "K-FAC": {},
     "K-FAC, MeanLoss()": {"loss": MeanLoss()},
-    "K-FAC, Gaussian": {"curvature": MonteCarloFisher(Gaussian())},
+    "K-FAC, Gaussian": {"curvature": MonteCarloFisher(likelihood=Gaussian())},
 }
 STEPS, BATCH, LAST = 150, 128, 20
 
