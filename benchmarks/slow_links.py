@@ -4,8 +4,10 @@ Every rank is a process in a network namespace of its own, with an address of it
 a given rate to a switch (a bridge in one more namespace); `tc` sets the rate in both directions,
 and the delay where the kernel can. So messages really take the time that a slow network takes.
 
-Every placement trains twice, once with links as fast as the computer and once with slow ones. From
-the first, the plan and the rate follows what the second should take::
+Every placement trains twice, once with links as fast as the computer and once with slow ones. The
+slow links are measured by their collectives alone, as `natgrad plan --calibrate` does it and before
+anything trains on them. From the first training, the plan and these links follows what the second
+should take::
 
     predicted = fast step + (slow - fast) of DDP's own all-reduce + what `simulate` says of the link
 
@@ -21,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from pathlib import Path
@@ -35,7 +37,9 @@ from benchmarks.distributed import slowest
 from benchmarks.ranks import DDP, KINDS, NETWORKS, PLACEMENTS, Measured, Setting, measure
 from benchmarks.timing import render
 from benchmarks.workloads import Workload
-from natgrad.placement import Cluster, Plan, simulate
+from natgrad.comm import connect
+from natgrad.lab.calibration import CalibrationSettings, calibrate
+from natgrad.placement import Cluster, MeasuredCluster, Plan, simulate
 
 # One factor is nearly everything, and all are alike.
 NETWORKS["wide"] = Workload(partial(networks.linears, (1024, 64, 64, 10)), 32, (1024,))
@@ -44,7 +48,8 @@ NETWORKS["even"] = Workload(partial(networks.linears, (384, 384, 384, 384, 10)),
 SWITCH, PREFIX = (f"natgrad-{os.getpid()}-{what}" for what in ("switch", "rank"))
 PORT = 29543
 ANY = 1e18  # operations a second: computations are in what was measured with fast links
-LATENCY = 1e-4  # seconds of a message from one process to another on one computer
+# Of the links alone: of computations only as much as there must be.
+LINKS = CalibrationSettings((2,), (1 << 12, 1 << 16, 1 << 20), 3, 1e-3, layers=2, width=16)
 
 
 class NoSlowLinksError(Exception):
@@ -134,12 +139,15 @@ def slow_down(names: Sequence[str], rate: float, delay: float) -> None:
             inside(name, "tc", "qdisc", "add", "dev", link, "parent", "1:1", *wait)
 
 
-def train(names: Sequence[str], setting: Setting) -> list[Measured]:
-    """What every rank measured."""
+def train(
+    names: Sequence[str], setting: Setting, *, calibrated: bool = False
+) -> tuple[list[Measured], MeasuredCluster | None]:
+    """What every rank measured, and the links, if they are to be ``calibrated`` first."""
     with TemporaryDirectory(prefix="natgrad-links-") as folder:
         ranks = len(names)
         files = [Path(folder) / str(rank) for rank in range(ranks)]
-        words = [setting.network, setting.batch, setting.repeats, *setting.placements]
+        words = [int(calibrated), setting.network, setting.batch, setting.repeats]
+        words += setting.placements
         own = [sys.executable, "-m", "benchmarks.slow_links", "--rank"]
         runs = [
             subprocess.Popen(
@@ -161,11 +169,12 @@ def train(names: Sequence[str], setting: Setting) -> list[Measured]:
         for run, text in zip(runs, said, strict=True):
             if run.returncode:
                 raise RuntimeError(f"A rank ended with {run.returncode}: {text[-2000:]}")
-        return [pickle.loads(file.read_bytes()) for file in files]
+        both = [pickle.loads(file.read_bytes()) for file in files]
+        return [found for found, _ in both], both[0][1]
 
 
 def be_a_rank(words: Sequence[str]) -> None:
-    rank, ranks, file, network, batch, repeats, *placements = words
+    rank, ranks, file, calibrated, network, batch, repeats, *placements = words
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -173,31 +182,24 @@ def be_a_rank(words: Sequence[str]) -> None:
         rank=int(rank),
         world_size=int(ranks),
     )
+    links = calibrate(connect(), torch.device("cpu"), LINKS) if int(calibrated) else None
     found = measure(Setting(network, int(batch), int(repeats), tuple(placements)))
-    Path(file).write_bytes(pickle.dumps(found))
+    Path(file).write_bytes(pickle.dumps((found, links)))
     dist.barrier()
     time.sleep(0.2)  # gloo may still free what the last collective used
     dist.destroy_process_group()
 
 
-def link_seconds(plan: Plan, kind: str, rate: float, delay: float) -> float:
-    """What the link takes of a step of this kind, until the slowest rank is done.
-
-    The link carries both directions at once, but two ranks of gloo that send each other something
-    in an all-to-all take turns: 1.2 MB one way and 0.6 MB the other take 146 ms at 12.5 MB/s, 1.2
-    MB alone 98 ms. Among more ranks one of them sends to some while it receives from others: of
-    four, half of the lesser direction travels beside the other. And what gloo has for a
-    reduce-scatter is such an all-to-all."""
-    duplex = 1 - 2 / plan.world_size
-    cluster = Cluster(ANY, rate, max(delay, LATENCY), duplex=duplex, exchanged_sums=True)
-    times = simulate(plan, cluster)
+def link_seconds(plan: Plan, kind: str, links: Cluster) -> float:
+    """What the link takes of a step of this kind, until the slowest rank is done."""
+    times = simulate(plan, replace(links, flops=ANY))
     clocks = [times.apply]
     clocks += [times.update] * (kind != "stale") + [times.refresh] * (kind == "both")
     return sum(max(clock) for clock in clocks)
 
 
 def lines(
-    setting: Setting, fast: list[Measured], slow: list[Measured], rate: float, delay: float
+    setting: Setting, fast: list[Measured], slow: list[Measured], links: Cluster
 ) -> Iterator[Line]:
     for name, plan in slow[0].plan.items():
         for kind in KINDS:
@@ -206,9 +208,18 @@ def lines(
             if name != "ReduceScatter()":  # which sums gradients itself
                 without, with_it = (min(slowest(found, DDP, kind)) for found in (slow, fast))
                 ddp = without - with_it
-            predicted = before + ddp + link_seconds(plan, kind, rate, delay)
+            predicted = before + ddp + link_seconds(plan, kind, links)
             label = f"{setting.network}, {len(slow)} ranks: {name}"
             yield Line(label, kind, ", ".join(plan.routes.balanced), before, after, predicted)
+
+
+def described(links: MeasuredCluster) -> str:
+    found = links.cluster
+    return (
+        f"{8 * found.bandwidth / 1e6:.3g} Mbit/s, latency {1e6 * found.latency:.3g} µs, duplex "
+        f"{found.duplex:.2f}, reduce-scatters are {'' if found.exchanged_sums else 'no '}"
+        f"all-to-alls, largest error of the fit {100 * links.residual:.0f}%"
+    )
 
 
 def main() -> None:
@@ -226,22 +237,26 @@ def main() -> None:
     given = parser.parse_args()
     rate, delay = given.rate * 1e6 / 8, given.delay / 1e3
     found: list[Line] = []
+    notes: list[str] = []
     try:
         for network in given.networks:
             for ranks in given.ranks:
                 print(f"{network}, {ranks} ranks", file=sys.stderr, flush=True)
                 setting = Setting(network, 32, given.repeats, tuple(given.placements))
                 with switched(ranks) as names:
-                    fast = train(names, setting)
+                    fast, _ = train(names, setting)
                     slow_down(names, rate, delay)
-                    slow = train(names, setting)
-                found += lines(setting, fast, slow, rate, delay)
+                    slow, measured = train(names, setting, calibrated=True)
+                assert measured is not None
+                notes.append(f"{network}, {ranks} ranks: {described(measured)}")
+                found += lines(setting, fast, slow, measured.cluster)
     except NoSlowLinksError as reason:
         print(f"No slow links here: {reason}.")
         return
     header = ("what", "kind", "even slices", "fast ms", "slow ms", "predicted ms", "ratio")
     title = f"Steps on links of {given.rate:g} Mbit/s, predicted and measured"
     print(render(title, header, [line.cells() for line in found], given.markdown))
+    print("Links as they were measured:", *notes, sep="\n- ")
     off = max(found, key=lambda line: abs(log(line.ratio)))
     print(f"farthest off: {off.what}, {off.kind}, predicted {off.ratio:.2f} of measured")
 

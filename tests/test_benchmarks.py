@@ -25,6 +25,7 @@ from benchmarks import (
     predicted,
     ranks,
     slow_links,
+    squares,
     timing,
     wire_precision,
 )
@@ -290,6 +291,23 @@ def test_placements_beside_ddp_send_what_was_predicted(monkeypatch, tmp_path, ca
     assert line.count(bytes_text(by_name["MemOpt()"]["sent"])) == 2  # counted and predicted
 
 
+def test_squares_with_and_without(monkeypatch):
+    monkeypatch.setattr(squares, "STEPS", 4)
+    runs = {
+        name: squares.train(squares.FITS["zeros"], 0.01, settings, 0)
+        for name, settings in squares.SETTINGS.items()
+    }
+    first = {losses[0] for losses in runs.values()}
+    assert len(first) == 1  # the same weights and batches
+    assert runs["K-FAC"][-1] < first.pop()
+    exploded = runs["K-FAC, MeanLoss()"]
+    assert len(exploded) == 4
+    assert max(exploded) > 1e3
+    assert squares.cell([[1.0] * 30, [3.0] * 30, [2.0, 9.0] + [2.0] * 30]) == "2 (9)"
+    text = squares.table(["zeros"], [0.1], 1).splitlines()
+    assert [line.count("|") for line in text] == [7, 7, 7]
+
+
 def test_more_ranks_than_cores_are_said_to_be(monkeypatch):
     monkeypatch.setattr(distributed.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     assert "oversubscribed" not in distributed.note([1, 2], 32)
@@ -305,10 +323,10 @@ def test_slow_links_are_predicted_from_fast_ones():
     found = [measured((dict.fromkeys(ranks.KINDS, 1.5), slow), {}, predicted)] * 2
     setting = ranks.Setting("even", 32, 1, ("MemOpt()",))
     rate = 1e4
-    lines = {one.kind: one for one in slow_links.lines(setting, fast, found, rate, 0.0)}
+    links = Cluster(1e9, rate, 1e-4, duplex=0.0, exchanged_sums=True)
+    lines = {one.kind: one for one in slow_links.lines(setting, fast, found, links)}
     plan = found[0].plan["MemOpt()"]
-    link = Cluster(1e18, rate, slow_links.LATENCY, duplex=0.0, exchanged_sums=True)
-    times = simulate(plan, link)
+    times = simulate(plan, replace(links, flops=slow_links.ANY))
     added = {"stale": max(times.apply)}
     added["update"] = added["stale"] + max(times.update)
     added["both"] = added["update"] + max(times.refresh)
@@ -362,12 +380,13 @@ def test_slow_links_are_really_slow():
     try:
         with slow_links.switched(2) as names:
             slow_links.slow_down(names, rate, 0.0)
-            found = slow_links.train(names, setting)
+            found, links = slow_links.train(names, setting, calibrated=True)
     except slow_links.NoSlowLinksError as reason:
         pytest.skip(str(reason))
     plan = found[0].plan["MemOpt()"]
     least = (plan.flows(plan.update).busiest - 2**17) / rate  # but for what a burst lets through
     assert min(distributed.slowest(found, "MemOpt()", "update")) > least > 0.3
+    assert 0.5 < links.cluster.bandwidth / rate < 1.5  # as the collectives show it
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert "natgrad" not in left.stdout
 

@@ -6,6 +6,7 @@ Gradients come to the ranks that precondition them (`Gradients`), are preconditi
 (`Stack`), and go back. Then all of them are multiplied by one number for the whole model: the KL
 clip ``nu``, which keeps the direction, or 0 where anything is not finite. A bad batch then moves no
 weight on any rank; zeroing only the bad layers would be a step in a direction that nobody computed.
+(If the scale of the loss is not known, each layer's step got a length of its own before.)
 
 What a step needs and no step changes (stacks, views, lists of parameters) is prepared when a
 further block becomes ready.
@@ -67,8 +68,13 @@ class Preconditioning:
         if self.motion.length is not None and self.motion.length.of_gradient:
             before = 1.0
         dots = torch.zeros(len(self.team.blocks), dtype=self.team.dtype, device=self.team.device)
-        outers = self._outers(step.loss_scale) if self.low_rank.found else {}
-        complete = self._precondition(step, before, outers, dots)
+        unknown = (
+            step.values.of_unknown_scale and self.motion.length is None and self.rates.keep_scale
+        )
+        # The length of a product that is not multiplied out is not known.
+        thin = self.low_rank.found and not unknown
+        outers = self._outers(step.loss_scale) if thin else {}
+        complete = self._precondition(step, before, outers, dots, unknown)
         self.gradients.give_back(dots)
         owned, others = self._divide(outers, complete)
         finite = self.gradients.finite(others)  # asks all ranks, so before any leaves
@@ -188,7 +194,12 @@ class Preconditioning:
         }
 
     def _precondition(
-        self, step: Step, scale: float, outers: dict[Block, OuterProduct], dots: Tensor
+        self,
+        step: Step,
+        scale: float,
+        outers: dict[Block, OuterProduct],
+        dots: Tensor,
+        unknown: bool,
     ) -> bool:
         """Returns whether every block that is ready had its gradients."""
         complete = True
@@ -199,7 +210,14 @@ class Preconditioning:
             if damping not in functions:
                 function = self.motion.geometry.function(damping) if self._plain else None
                 functions[damping] = function
-            how = How(damping, step.values.momentum, scale, functions[damping], self.looks)
+            how = How(
+                damping,
+                step.values.momentum,
+                scale,
+                functions[damping],
+                unknown,
+                self.looks,
+            )
             if outers and any(block in outers for block in stack.blocks):
                 stack.precondition_apart(gradients, outers, how, self.rates, dots)
                 complete = False

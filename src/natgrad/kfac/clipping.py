@@ -13,6 +13,12 @@ with 0.9, and a network without norm layers explodes. Its bound is ``kl_clip / (
 
 It is one number for the whole model, so that the clip changes the length of a step and never its
 direction. The learning rate is the optimizer's, which has to be known for that.
+
+Where the scale of the loss is not known, the clip alone does not hold a step back. Multiplied by a
+number ``c``, a loss has ``F`` times ``c^2`` and steps ``F^-1 grad`` times ``1/c``; and squares of
+residuals ``r`` have an empirical Fisher of ``r^2`` times their Gauss-Newton matrix, so that steps
+grow as ``1/r`` while the fit gets better (Kunstner et al. 2019). What ``lr`` means is then taken
+from the plain gradient, for which it was chosen, layer by layer (`natgrad.kfac.stacks`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +29,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _LEAST = 1e-3  # of 1 - m: nobody means a momentum of 1 to the letter
+# What optimizers have that divide by the gradient's own size, or take its sign or polar factor.
+_NORMALISING = {"eps", "betas", "etas", "ns_steps"}
 
 
 class LearningRates:
@@ -35,6 +43,8 @@ class LearningRates:
         self._group: dict[int, int] = {}
         self._values: list[float] = []
         self.version = 0  # changes whenever a learning rate does
+        # Whether any optimizer goes twice as far for twice the gradient: SGD, none of Adam's kind.
+        self.keep_scale = False
 
     def read(self) -> None:
         """Look at the optimizers' groups, once a step."""
@@ -50,6 +60,7 @@ class LearningRates:
         elif self._values == values:
             return
         self._values = values
+        self.keep_scale = any(_NORMALISING.isdisjoint(group) for group in groups)
         self.version += 1
 
     def of(self, parameter: nn.Parameter) -> float:

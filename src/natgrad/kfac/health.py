@@ -196,7 +196,8 @@ def _loss(kfac: Looked) -> Row:
         relative = settings.damping is None or isinstance(settings.damping, Relative)
         return (
             "loss",
-            "its scale is not known, as its gradient is that of no cross-entropy",
+            "its scale is not known, as its gradient is that of no cross-entropy"
+            + ", and steps are as long as gradients make them" * settings.unscaled,
             "ok" if relative else "unknown",
             "" if relative else "Leave damping out, which is relative then, or pass loss=...",
         )

@@ -55,13 +55,15 @@ class FoundLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class Values:
-    """All hyperparameters at one step."""
+    """All hyperparameters at one step. ``of_unknown_scale``: neither loss nor damping say how long
+    the natural gradient is (`natgrad.kfac.stacks.unknown_scale`)."""
 
     damping: Damping
     factor_decay: float
     kl_clip: float | None
     norm_damping: float
     momentum: float
+    of_unknown_scale: bool = False
 
     def dampings(self, blocks: Iterable[Block]) -> list[Damping]:
         """The damping of each."""
@@ -113,7 +115,14 @@ class KFACSettings:
                 found[name] = value
             else:
                 found[name] = float(value)
-        return Values(**found)  # type: ignore[arg-type]
+        return Values(**found, of_unknown_scale=self.unscaled)  # type: ignore[arg-type]
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether nothing says how long a step is; not if the user has left it to be so, without a
+        clip, or has given a damping, which is of a scale."""
+        knows = self.damping is not None and not isinstance(self.damping, Relative)
+        return self.unknown and self.kl_clip is not None and not knows
 
     @property
     def reduction(self) -> Literal["mean", "sum"]:

@@ -80,10 +80,15 @@ class SlicedMatrix:
         function: Function,
         scale: float,
         rates: LearningRates,
-    ) -> Tensor:
-        """Replace both gradients; returns ``reach^2 |<preconditioned, raw>|``."""
+        *,
+        unknown: bool,
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Replace both gradients ``g`` by ``d``; returns ``reach^2 |<d, g>|``, and where the scale
+        of the loss is ``unknown`` ``<d, g>``, ``<g, g>``, ``<d, d>`` and what was written."""
         weight, bias = self.layer.weight, self.layer.bias
         total = torch.zeros((), dtype=self.raw.dtype, device=self.raw.device)
+        products = total.new_zeros(3)
+        written: list[Tensor] = []
         for part in self.slices:
             shape = list(self.block.shape)
             shape[self.axis] = part.stop - part.start
@@ -107,4 +112,8 @@ class SlicedMatrix:
             for parameter, rows, where in places:
                 total += rates.of(parameter) ** 2 * (raw[where] * out[where]).sum()
                 rows.copy_(out[where])
-        return total.abs()
+                if unknown:
+                    g, d = raw[where], out[where]
+                    products += torch.stack([(d * g).sum(), (g * g).sum(), (d * d).sum()])
+                    written.append(rows)
+        return total.abs(), products, written

@@ -27,6 +27,8 @@ from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.low_rank import OuterProduct
 from natgrad.kfac.motion import Motion, Mover
 
+_LONGEST = 2.0  # times the plain gradient, for a step whose scale is not known
+
 Gradient = Tensor | None
 View = Callable[[Tensor], Tensor]
 
@@ -34,13 +36,29 @@ View = Callable[[Tensor], Tensor]
 class How(NamedTuple):
     """What a step does with the gradients of a stack: multiplies them by ``scale`` first, so that
     those of all steps are of the same loss, and then damps and follows the momentum; or applies a
-    ``function`` of the block and nothing else."""
+    ``function`` of the block and nothing else. ``unknown``: the scale of the loss is not known, and
+    steps are as long as their gradients make them."""
 
     damping: Damping
     momentum: float = 0.0
     scale: float = 1.0
     function: Function | None = None
+    unknown: bool = False
     looks: bool = False  # whether to keep what `natgrad.kfac.health` reads
+
+
+def unknown_scale(products: Tensor) -> Tensor:
+    """What a step ``d`` is multiplied by if nothing says how long it is, from ``<d, g>``,
+    ``<g, g>`` and ``<d, d>`` of the gradient ``g`` that it follows, ``[3, ...]``.
+
+        <g, g> / <d, g>     to first order it takes as much off the loss as the plain gradient does
+        2 |g| / |d|         but it is at most twice as long
+
+    With an exact curvature the first is at most its largest eigenvalue, so that steps are stable
+    wherever those of gradient descent are; the second holds where the curvature is an estimate.
+    """
+    dot, raw, out = products.abs().clamp(min=torch.finfo(products.dtype).tiny)
+    return torch.minimum(raw / dot, _LONGEST * (raw / out).sqrt())
 
 
 class Slot:
@@ -128,9 +146,14 @@ class Stack:
             self.mover(self.decomposed, self.raw, how.damping, how.momentum, self.out)
         if how.looks:
             self.looked = self._products(), how.damping
+        found = self._dots(rates)
+        if how.unknown:
+            scale = unknown_scale(self._products())
+            self.out *= scale.view(-1, 1, 1, 1)
+            found = found * scale.square()
         torch._foreach_copy_(mine, self.out_views)  # type: ignore[arg-type]
         # Of one dtype and device for all blocks, which a stack's own may differ from.
-        dots[self.order.to(dots.device)] = self._dots(rates).to(dots)
+        dots[self.order.to(dots.device)] = found.to(dots)
         return True
 
     def precondition_apart(
@@ -207,7 +230,13 @@ class SlicedStack(Stack):
         if len(there) < len(gradients):
             return False
         assert how.function is not None
-        dot = self.matrix.precondition(self.decomposed, there, how.function, how.scale, rates)
+        dot, products, written = self.matrix.precondition(
+            self.decomposed, there, how.function, how.scale, rates, unknown=how.unknown
+        )
+        if how.unknown:
+            scale = unknown_scale(products)
+            torch._foreach_mul_(written, scale.to(written[0].dtype))
+            dot = dot * scale.square()
         dots[self.order.to(dots.device)] = dot.to(dots)
         return True
 
