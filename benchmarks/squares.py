@@ -2,8 +2,9 @@
 
 Squared errors, before SGD with momentum 0.9, at learning rates a factor of 10 apart: without K-FAC,
 with it as it is, with ``loss=MeanLoss()``, which takes the loss for a log-likelihood as it is
-written, and with the Fisher of a Gaussian, whose mean is what the network predicts. 150 steps of 128 samples; median over seeds of the mean of the last 20 losses, and the
-greatest loss of any step and seed.
+written, and with the Fisher of a Gaussian, whose mean is what the network predicts. 150 steps of
+128 samples; median over seeds of the mean of the last 20 losses, and the greatest loss of any step
+and seed.
 """
 
 import argparse
