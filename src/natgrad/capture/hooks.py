@@ -34,12 +34,13 @@ from natgrad.capture.function_hooks import FunctionHooks
 from natgrad.capture.inner_uses import passes_over
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
-from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
+from natgrad.capture.passes import Pass, prediction, tensors_of
 from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
 from natgrad.capture.tensor_hooks import FollowingHook, GradientHook, Use, View
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
+from natgrad.layers.axes import is_alone
 from natgrad.layers.functional import Projection
 
 
@@ -63,6 +64,7 @@ class Capture:
         self.axes, self.chooser, self._cut = SampleAxes(root), chooser, Cutter()
         self.backwards = Backwards(p for block in blocks for p in block.parameters)
         self.current: Pass | None = None
+        self.place = 0  # of the samples' number among the sizes that the model is called with
         self.inside = False  # whether the model's own forward is running
         self.passes: list[Pass] = []
         # Where the backward pass of each output begins, and what is done as it does. Nothing that
@@ -218,9 +220,7 @@ class Capture:
         elif self.taping or not (self.current is None or self.current.returned):
             return
         # The whole model checkpointed with use_reentrant=True was run without a graph before.
-        given = (*args, *kwargs.values())
-        listed = bool(given) and isinstance(given[0], list)
-        self.current = Pass(sample_counts(given, self.batch_axis), listed=listed, again=again)
+        self.current = Pass.of((*args, *kwargs.values()), self.batch_axis, again, self.place)
         if self.chooser is not None and self.armed and torch.is_grad_enabled():
             self.chooser.choose(self.current)
 
@@ -230,6 +230,7 @@ class Capture:
         this, self.inside = self.current, False
         if this is None:
             return
+        self.second_order = self.second_order or this.crossed()
         if not torch.is_grad_enabled():
             if not in_backward():
                 self.current = self._before  # an evaluation is no part of what comes
@@ -268,6 +269,7 @@ class Capture:
             self.current, self.restarted = current, not self.expects_restarts
         this.returned = True
         this.settle()
+        self.place = this.place if this.seen else self.place
         self.passes.append(this)
 
     def watch_gradient(self, use: Use, x: Any, out: Tensor, view: View) -> None:
@@ -303,7 +305,7 @@ class Capture:
         if self.root not in observed and not torch.is_grad_enabled():
             self.recomputed = f"{layer.kind} {layer.name!r}"
 
-    def count_call(self, block: Block, rows: int) -> bool:
+    def count_call(self, block: Block, rows: int, *, alone: bool = False) -> bool:
         """Count a call on so many rows; returns whether its output needs a hook.
 
         Recomputing a checkpointed segment calls its layers again, inside the backward pass. If the
@@ -317,9 +319,7 @@ class Capture:
         if again and not this.again:
             # A reentrant one has a new graph in every backward pass.
             return this.hooked[block] < this.calls[block] or this.recomputed[block] > 0
-        this.calls[block] += 1
-        if block.region_terms is None:
-            this.seen[rows] += 1
+        this.count(block, rows, alone=alone)
         return True
 
     def facing(self, use: Use, x: Any) -> Use:
@@ -343,7 +343,7 @@ class _ForwardHook:
         if passes_over(capture, self.use, out):
             return
         x = args[0] if args else next(iter(kwargs.values()))
-        if not capture.count_call(block, layer.count(x)):
+        if not capture.count_call(block, layer.count(x), alone=is_alone(x, layer.input_features)):
             return
         if torch.is_grad_enabled() and out.requires_grad:
             use = capture.facing(self.use, x)
