@@ -95,6 +95,7 @@ class LeastSquares(Optimizer):
             include=include,
             exclude=exclude,
         )
+        self.kfac.following.on_change = self._follow
         # Of what is computed between two steps, such as derivatives for a plot, nothing counts.
         self.kfac.capture.ignores = True
         if not self.kfac.team.alone:
@@ -103,6 +104,15 @@ class LeastSquares(Optimizer):
                 f"LeastSquares() is for one process, but there are {self.kfac.team.size}: use "
                 "natgrad.KFAC with curvature=natgrad.curvature.GaussNewton() and residuals()."
             )
+
+    def _follow(self) -> None:
+        """Have the parameters that the model has now: those that were replaced or added, too."""
+        first, *others = self.param_groups
+        apart = {id(p) for group in others for p in group["params"]}
+        first["params"] = [p for p in self.kfac.model.parameters() if id(p) not in apart]
+        held = {p for group in self.param_groups for p in group["params"]}
+        for p in [p for p in self.state if p not in held]:
+            del self.state[p]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -131,7 +141,7 @@ class LeastSquares(Optimizer):
         change = (shares @ paths).split([p.numel() for p in own])
         kept, ratio = self._take(own, change, closure, float(loss), promised)
         rule = self.kfac.settings.damping
-        if isinstance(rule, LevenbergMarquardt):
+        if isinstance(rule, LevenbergMarquardt) and (self.kfac.steps - 1) % rule.every == 0:
             self.kfac.settings.adapted = rule.next(self.kfac.settings.adapted, ratio)
         for p, each in zip(own, change, strict=True):
             if kept:
@@ -145,6 +155,8 @@ class LeastSquares(Optimizer):
     ) -> tuple[Tensor, list[Tensor], list[nn.Parameter], Tensor]:
         """The loss, its weighted residuals with their graph, the parameters that they depend on,
         and the gradient as it was before K-FAC has preconditioned it."""
+        if self.kfac.following.changes.found():  # also what has left the loop's zero_grad()
+            self._follow()
         self.zero_grad()
         self.kfac.capture.ignores = False
         try:

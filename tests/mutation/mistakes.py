@@ -91,7 +91,7 @@ MISTAKES = (
         "capture/changes.py",
         "if path != paths.get(p, path):",
         "if False:",
-        f"{FOLLOWING}::test_a_pruned_weight_is_told_of",
+        f"{FOLLOWING}::TestWithoutBlock::test_a_pruned_weight_is_told_of",
     ),
     Mistake(
         "a weight that is frozen later",
@@ -196,7 +196,7 @@ MISTAKES = (
         "a gradient penalty through other layers",
         "not refused",
         "capture/hooks.py",
-        "        if self.second_order:\n            raise CaptureError(self.second_order)\n",
+        "        if why := self.crossed or self.second_order:\n            raise CaptureError(why)\n",
         "",
         f"{INNER}::TestRefused::test_a_layer_that_is_not_linear",
     ),

@@ -76,8 +76,8 @@ class Capture:
         self.reads = False  # the weights of the loss's terms, at the model's output
         self.restarted = False  # a pass before was thrown away
         self.expects_restarts = False  # which is as it should be
-        # Why a loss with gradients in it is refused; a layer without a graph before the backward.
-        self.second_order = self.recomputed = ""
+        # A loss with gradients in it; a layer without a graph before the backward; two threads.
+        self.second_order = self.recomputed = self.crossed = ""
         self.follows = not taping  # whether uses of weights in gradients are looked for
         self.ignores = False  # what is called now is no part of the statistics
         self.aside: int | None = None  # a backward pass whose gradients are not those of a loss
@@ -135,9 +135,8 @@ class Capture:
         self._layer_hooks.add(wanted)
 
     def disarm(self) -> None:
-        for module, watch in self._watches.items():  # the model itself may be one, and running
-            watch.leave(module, (), None)
-        self._watches = {}
+        while self._watches:  # the model itself may be one, and running
+            self._watches.popitem()[1].leave(self.root, (), None)
         self._layer_hooks.remove()
         self.armed = False
 
@@ -166,7 +165,8 @@ class Capture:
         for hook in self.waiting:
             hook.kept = None
         self.waiting = {}
-        self.restarted, self.second_order, self.recomputed, self.aside = False, "", "", None
+        self.restarted, self.aside = False, None
+        self.second_order = self.recomputed = self.crossed = ""
         for this in self.taped:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}
@@ -182,7 +182,7 @@ class Capture:
         number of samples is the one that was found here."""
         if self.backwards.running:
             self.backwards.outside()
-        if self.backwards.failed:
+        if self.backwards.failed and not self.crossed:
             raise CaptureError(
                 "A backward pass since the last step failed in the middle, and what it left in the "
                 "gradients and statistics is still there: call optimizer.zero_grad() and "
@@ -190,8 +190,8 @@ class Capture:
             )
         if self.recomputed:
             raise CaptureError(RECOMPUTED.format(self.recomputed))
-        if self.second_order:
-            raise CaptureError(self.second_order)
+        if why := self.crossed or self.second_order:
+            raise CaptureError(why)
         for hook in list(self.waiting):
             hook.finish()
         found = [this.doubt for this in self.passes if this.doubt and counted]
@@ -230,7 +230,7 @@ class Capture:
         this, self.inside = self.current, False
         if this is None:
             return
-        self.second_order = self.second_order or this.crossed()
+        self.crossed = self.crossed or this.crossed()
         if not torch.is_grad_enabled():
             if not in_backward():
                 self.current = self._before  # an evaluation is no part of what comes
@@ -264,9 +264,9 @@ class Capture:
         if not before:
             self.backwards.first()
         if before and self.on_restart is not None and self.backwards.thrown_away():
-            current = self.current
+            kept = self.current, self.crossed
             self.on_restart()
-            self.current, self.restarted = current, not self.expects_restarts
+            (self.current, self.crossed), self.restarted = kept, not self.expects_restarts
         this.returned = True
         this.settle()
         self.place = this.place if this.seen else self.place

@@ -36,6 +36,10 @@ _TWICE = (
     "and no optimizer.step() between: call it once before each optimizer.step(), as "
     "KFAC(model, optimizer).attach() does, or zero_grad(set_to_none=True) in between."
 )
+_COPIED = (
+    "This KFAC is a copy, and its model is one as well, which has no gradients: copy them together, "
+    "model, optimizer, kfac = copy.deepcopy((model, optimizer, kfac)), and train the copied model."
+)
 _NOT_THERE = (
     "The optimizer's state has none of K-FAC, so that its curvature begins anew: load one that was "
     "saved with K-FAC attached. torch.distributed.checkpoint keeps optimizers' own entries alone; "
@@ -58,7 +62,13 @@ class Attaching:
     attachment: "Attachment | None" = None
     comm: Communicator
     _began = False
+    _copied = False
     _left: "Mark | None" = None  # by the last step, where the optimizer's step is the user's
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy looks around at its first step."""
+        self.__dict__.update(state)
+        self._began, self._copied = False, True
 
     def before_step(self) -> list[str]:
         """Refuse a step that would be a second one. Returns sentences for the user."""
@@ -74,6 +84,9 @@ class Attaching:
                 "TrainingArguments()."
             )
         self._began = True
+        copied, self._copied = self._copied, False
+        if copied and not self.gradients.any_here():
+            return [_COPIED]
         left, self._left = self._left, None
         return [_TWICE] if left is not None and left.added_to else []
 
