@@ -95,10 +95,10 @@ MISTAKES = (
     ),
     Mistake(
         "a weight that is frozen later",
-        "the block sleeps although its bias is trained",
+        "its block stays, and preconditions neither it nor its bias",
         "capture/changes.py",
-        'asleep = all(reason == "frozen" for reason in reasons.values())',
-        'asleep = any(reason == "frozen" for reason in reasons.values())',
+        'return "" if p.requires_grad else "frozen"',
+        'return ""',
         f"{FOLLOWING}::test_a_changed_layer_has_the_block_of_a_new_kfac",
     ),
     Mistake(

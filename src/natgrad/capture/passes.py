@@ -60,6 +60,7 @@ class Pass:
         self.rows = 0  # the largest of those that a gradient came back to
         self.returned = False
         self.weights: Reading | None = None  # of the loss's terms, if they were read
+        self.weight: Tensor | None = None  # of residuals in the loss
         self.drawn = 0.0  # terms that a Fisher has sent vectors back from
         self.doubt = ""
         self.calls: Counter[Block] = Counter()

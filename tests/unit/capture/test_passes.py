@@ -80,7 +80,7 @@ class TestParts:
         for i, (x, y) in enumerate(pairs):
             if (evaluates == "before" and i == 0) or evaluates == "between":
                 with torch.no_grad():
-                    model(torch.randn(7, 5).double())
+                    model(torch.randn(2, 5).double())  # a batch could be several of these
             elif evaluates == "with a graph":
                 model(torch.randn(7, 5).double())
             (F.cross_entropy(model.in_parts(x), y) / chunks).backward()
