@@ -322,6 +322,7 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
         self.detached = True
         if self.attachment is not None:
             self.attachment.remove()
+        self.stop_watching()
         self.capture.detach()
         self.low_rank.detach()
         self.compiled.run_eagerly(False)

@@ -55,7 +55,7 @@ ONE_PROCESS = {
         Settings(damping=0.01),
         [Batch((1,), retained=True)],
     ),
-    # Single precision leaves two digits of the gradient of the norm layer in front, whoever takes it.
+    # Single precision leaves two digits of the gradient of the norm layer in front.
     "two numbers that are normalised twice": (
         Network(
             ("tokens", 1, 2),

@@ -7,8 +7,8 @@ stands for it must fail. The tests pass without any change first, or nothing is 
     python -m mutation.by_hand                 all of them; prints the table of docs/reliability.md
     python -m mutation.by_hand --only copies   those with such a case
 
-A text that is to be replaced must be in its file exactly once: `test_by_hand` looks at that in every
-run of the tests, so that this list does not fall behind the library.
+A text that is to be replaced must be in its file exactly once: `test_by_hand` looks at that in
+every run of the tests, so that this list does not fall behind the library.
 """
 
 import argparse
@@ -68,7 +68,9 @@ def tried(tests: tuple[str, ...], mistake: Mistake | None) -> Ended:
             ended = Ended()
             options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
             paths = [str(TESTS / test) for test in tests]
-            code = int(pytest.main([*options, f"--rootdir={TESTS.parent}", *paths], plugins=[ended]))
+            code = int(
+                pytest.main([*options, f"--rootdir={TESTS.parent}", *paths], plugins=[ended])
+            )
             note.write_text(f"{ended.passed} {ended.failed}")
             return code
 
@@ -116,7 +118,9 @@ def main() -> int:
         unnoticed += not wrong.failed
         word = f"noticed by {wrong.failed}" if wrong.failed else "NOT NOTICED"
         print(f"{one.case}: {one.what}: {word} ({cpu_seconds() - start:.0f} s of CPU)", flush=True)
-    print(f"{len(chosen)} mistakes, {unnoticed} not noticed, {untried} not tried\n\n{table(chosen)}")
+    print(
+        f"{len(chosen)} mistakes, {unnoticed} not noticed, {untried} not tried\n\n{table(chosen)}"
+    )
     return min(unnoticed + untried, 1)
 
 

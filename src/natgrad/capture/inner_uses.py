@@ -57,8 +57,8 @@ _BY_TRANSFORM = (
 
 _BY_OTHER_WEIGHTS = (
     "The loss depends on {layer} by weights that were computed from its own and are in their place "
-    "meanwhile (torch.func.functional_call), where KFAC does not see the gradients of its own: call "
-    "the model itself, "
+    "meanwhile (torch.func.functional_call), where KFAC does not see the gradients of its own: "
+    "call the model itself, "
 ) + _UNWATCHED
 
 # Nodes between a layer's output and its product, which change the shape alone.

@@ -28,8 +28,9 @@ from natgrad.capture.output_hooks import Reading
 
 ALONE = -1  # the place of a sample without an axis
 CROSSED = (
-    "The model was called in one thread while another one was inside of it, so that KFAC cannot tell "
-    "whose samples are whose: let the threads wait for each other, or give each a model of its own."
+    "The model was called in one thread while another one was inside of it, so that KFAC cannot "
+    "tell whose samples are whose: let the threads wait for each other, or give each a model of "
+    "its own."
 )
 
 

@@ -28,7 +28,6 @@ from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.loss_finding import Finding, LossFinding
 from natgrad.kfac.observation import Observation, Observing
 
-
 _UNEVEN = (
     "What residuals() returned has weights from {:.3g} to {:.3g} in the loss of this step, but the "
     "curvature counts all calls alike: give all micro-batches equally many points and one weight."
@@ -199,7 +198,6 @@ class ResidualScale(LossFinding):
             if sum(weights) > 0:
                 terms /= sum(weights)
         return Finding(1.0 / amp, terms, None, (0.0, 0.0, 0.0), samples)
-
 
     def settle(self, *known: Any) -> list[str]:
         return [*super().settle(*known), *self.doubts]
