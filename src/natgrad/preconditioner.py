@@ -218,7 +218,7 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
                 model was called with.
         """
         arguments.check_samples(samples)
-        if not self._began or self.attachment is not None or self._left is not None:
+        if not self._began or self.attachment is not None or self._left or self._watched:
             self._warn(self.before_step())
         if self.following.changes.found():
             self._follow()

@@ -1,4 +1,4 @@
-"""What has been wrong once, or was noticed by no test: mistakes to be made again, and their tests."""
+"""What has been wrong once, or was noticed by no test: a mistake to be made again, and its test."""
 
 from dataclasses import dataclass
 

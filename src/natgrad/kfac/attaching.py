@@ -101,7 +101,7 @@ class Attaching:
 
     def after_step(self) -> None:
         """Remember the gradients that the optimizer is to step on."""
-        if self.attachment is None and self.rates.optimizers:
+        if self.attachment is None and len(self.rates.optimizers) == 1:
             self._left = Mark(self.rates.optimizers[0])
         self.stop_watching()
         if len(self.rates.optimizers) > 1:
