@@ -217,8 +217,9 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
-        arguments.check_samples(samples)
-        if not self._began or self.attachment is not None or self._left or self._watched:
+        if samples is not None:
+            arguments.check_samples(samples)
+        if not self._began or self.attachment or self._left or self._watched or self._copied:
             self._warn(self.before_step())
         if self.following.changes.found():
             self._follow()

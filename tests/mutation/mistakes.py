@@ -175,6 +175,30 @@ MISTAKES = (
         "if self.batch_axis and t.ndim >= features + self.batch_axis:",
         f"{AXES}::test_samples_of_a_second_axis_come_first_if_there_is_one",
     ),
+    Mistake(
+        "`model(x)` of one sample without an axis",
+        "its features are taken for samples",
+        "capture/passes.py",
+        "self.place, self.samples = ALONE, 1",
+        "pass",
+        f"{PASSES}::TestSamplesWithoutAnAxis::test_it_is_one",
+    ),
+    Mistake(
+        "`model(t, x)` between updates, of a sum",
+        "what layers have shown is forgotten",
+        "capture/hooks.py",
+        "self.place = this.place if this.seen else self.place",
+        "pass",
+        f"{PASSES}::TestSizes::test_the_size_that_layers_bore_out_holds_between_updates",
+    ),
+    Mistake(
+        "one model in two threads at once",
+        "not noticed",
+        "capture/hooks.py",
+        "self.crossed = self.crossed or this.crossed()",
+        "pass",
+        f"{PASSES}::TestThreads::test_a_model_that_is_called_in_two_threads_at_once_is_refused",
+    ),
     # Backward passes.
     Mistake(
         "several backward passes over one graph",
@@ -216,15 +240,64 @@ MISTAKES = (
         "return False",
         f"{PASSES}::TestBackwards::test_gradients_that_were_set_to_zero",
     ),
+    Mistake(
+        "a teacher by `functional_call`",
+        "its weights are taken for new ones of the model",
+        "capture/changes.py",
+        "if isinstance(now, torch.Tensor) and not isinstance(now, nn.Parameter):",
+        "if False:",
+        f"{INNER}::TestTeachers::test_they_change_nothing",
+    ),
+    Mistake(
+        "weights that are computed from the model's own",
+        "their gradients count as those of its own",
+        "capture/inner_uses.py",
+        "if lends(use[1].module):",
+        "if False:",
+        f"{INNER}::TestRefused::test_weights_that_are_computed_from_its_own",
+    ),
+    Mistake(
+        "micro-batches of residuals, or a factor in front of them",
+        "the curvature has weight 1",
+        "kfac/residuals.py",
+        "terms /= sum(weights)",
+        "pass",
+        "unit/kfac/test_residuals.py::TestTerms::"
+        "test_a_factor_in_front_of_the_loss_is_one_of_the_curvature",
+    ),
     # Copies and optimizers.
+    Mistake(
+        "two optimizers that step in turn",
+        "gradients of the other one are preconditioned twice, without a word",
+        "kfac/attaching.py",
+        "if any(one.added for one in self._watched):",
+        "if False:",
+        "unit/kfac/test_attaching.py::"
+        "test_gradients_of_the_other_optimizer_that_were_not_zeroed_are_told_of",
+    ),
+    Mistake(
+        "`kfac` copied alone",
+        "it does nothing, without a word",
+        "kfac/attaching.py",
+        "if copied and not self.gradients.any_here():",
+        "if False:",
+        "test_robustness.py::TestCopies::test_a_kfac_that_is_copied_alone_is_told_of",
+    ),
+    Mistake(
+        "`LeastSquares` and layers that were replaced",
+        "they are not trained",
+        "least_squares.py",
+        "        self.kfac.following.on_change = self._follow\n",
+        "",
+        "unit/test_least_squares.py::test_what_the_model_has_now_is_trained",
+    ),
     Mistake(
         "copies of model, optimizer and `kfac`",
         "the clip asks for the parameters of the original",
         "kfac/clipping.py",
         "if self._parameters != parameters:",
         "if not self._parameters:",
-        "test_robustness.py::TestCopies::"
-        "test_model_optimizer_and_preconditioner_are_copied_together",
+        "unit/kfac/test_clipping.py::test_a_copy_whose_learning_rate_changes_is_clipped_by_it",
     ),
     Mistake(
         "`kfac.optimizer = other`",
@@ -259,6 +332,14 @@ MISTAKES = (
         "if digests([folder / name])[name] != written[name]:",
         "if False:",
         f"{FOLDERS}::test_damage_is_refused_and_changes_nothing",
+    ),
+    Mistake(
+        "a state with numbers that are not finite",
+        "loaded",
+        "kfac/state/validation.py",
+        "if not bool(largest.isfinite()):",
+        "if False:",
+        "test_state.py::TestRefused::test_a_damaged_state",
     ),
     Mistake(
         "a hostile table of contents",

@@ -50,7 +50,7 @@ class ModelChanges:
                 return True
         for own, name, p, trained, shape in self._entries:
             now = own.get(name)
-            if now is not None and not isinstance(now, nn.Parameter):
+            if isinstance(now, torch.Tensor) and not isinstance(now, nn.Parameter):
                 continue  # torch.func.functional_call puts it there for the time of a call
             if p is None or now is None:
                 if now is not p:

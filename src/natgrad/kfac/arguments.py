@@ -177,10 +177,10 @@ def check_samples(samples: Any) -> None:
     """What a user has passed to ``step()``.
 
     Arguments:
-        samples: a number of them, or ``None``.
+        samples: a number of them.
     """
-    whole = isinstance(samples, Integral) and not isinstance(samples, bool)
-    if samples is not None and not (whole and samples >= 0):
+    whole = isinstance(samples, Integral) and samples is not True and samples is not False
+    if not whole or samples < 0:
         raise SettingError(
             f"step(samples=...) got {samples!r} but needs a whole number of samples, 0 or more: "
             "pass an int, or leave it out where the model was called with all of them."

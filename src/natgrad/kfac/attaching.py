@@ -18,28 +18,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from natgrad.capture.hooks import Capture
 from natgrad.comm import Communicator
 from natgrad.comm.connecting import others_have_come
-from natgrad.comm.layouts import local
+from natgrad.comm.layouts import is_sharded, local
 from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.clipping import LearningRates
-from natgrad.kfac.marks import Mark, Watched
 from natgrad.kfac.ranks.gradients import Gradients
 from natgrad.kfac.scalers import check_scaled_ranks, found_scaler, overflowed
+from natgrad.kfac.watched import ADDED, Watched
 
 KEY = "kfac"
 _TWICE = (
     "kfac.step() was called again on gradients that it had preconditioned, with more added to them "
     "and no optimizer.step() between: call it once before each optimizer.step(), as "
     "KFAC(model, optimizer).attach() does, or zero_grad(set_to_none=True) in between."
-)
-_ADDED = (
-    "Gradients that K-FAC had preconditioned were still there as a backward pass added to them, so "
-    "that the KL clip, which is over all optimizers, counts them again: call zero_grad() of all "
-    "optimizers before each backward pass, not only of the one that steps."
 )
 _COPIED = (
     "This KFAC is a copy, and its model is one as well, which has no gradients: copy them together "
@@ -70,12 +66,12 @@ class Attaching:
     _began = False
     _copied = False
     _watched: tuple[Watched, ...] = ()  # a gradient of each, where there are several optimizers
-    _left: Mark | None = None  # by the last step, where the optimizer's step is the user's
+    _left: "Mark | None" = None  # by the last step, where the optimizer's step is the user's
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy looks around at its first step."""
         self.__dict__.update(state)
-        self._began, self._copied, self._watched = False, True, ()
+        self._copied, self._watched = True, ()
 
     def before_step(self) -> list[str]:
         """Refuse a step that would be a second one. Returns sentences for the user."""
@@ -96,7 +92,7 @@ class Attaching:
             return [_COPIED]
         left, self._left = self._left, None
         if any(one.added for one in self._watched):
-            return [_ADDED]
+            return [ADDED]
         return [_TWICE] if left is not None and left.added_to else []
 
     def after_step(self) -> None:
@@ -280,6 +276,42 @@ class Attachment:
             self.kfac.load_state_dict(saved)
         elif state.get("state") and not self.kfac.steps:
             warnings.warn(_NOT_THERE, stacklevel=3)
+
+
+class Mark:
+    """The gradients of an optimizer as K-FAC has left them: the first one tells for all."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        having = (p for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
+        self.parameter: nn.Parameter | None = next(having, None)
+        self.gradient: Tensor | None = None if self.parameter is None else self.parameter.grad
+        self.version = 0 if self.gradient is None else self.gradient._version
+        self.weights = 0 if self.parameter is None else self.parameter._version
+
+    @property
+    def _there(self) -> bool:
+        p = self.parameter
+        return p is not None and p.grad is not None and p.grad is self.gradient
+
+    @property
+    def same(self) -> bool:
+        return self._there and self.gradient is not None and self.gradient._version == self.version
+
+    @property
+    def changed(self) -> bool:
+        return self._there and not self.same
+
+    @property
+    def added_to(self) -> bool:
+        """As micro-batches do, whose gradients are added up before a step: the weight is still the
+        same. (That of a sharded one does not say.)"""
+        p = self.parameter
+        return self.changed and p is not None and not is_sharded(p) and p._version == self.weights
+
+    @property
+    def waits(self) -> bool:
+        """There was something to step on."""
+        return self.gradient is not None and bool(local(self.gradient).any())
 
 
 def initialises(optimizer: Optimizer, capture: Capture) -> bool:
