@@ -230,7 +230,7 @@ class Capture:
         this, self.inside = self.current, False
         if this is None:
             return
-        self.crossed = self.crossed or this.crossed()
+        this.ends(self)
         if not torch.is_grad_enabled():
             if not in_backward():
                 self.current = self._before  # an evaluation is no part of what comes

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from torch.nn.utils.rnn import PackedSequence
 from natgrad.capture.blocks import Block
 from natgrad.capture.module_hooks import in_backward
 from natgrad.capture.output_hooks import Reading
+
+if TYPE_CHECKING:
+    from natgrad.capture.hooks import Capture
 
 ALONE = -1  # the place of a sample without an axis
 CROSSED = (
@@ -81,9 +84,10 @@ class Pass:
         listed = bool(given) and isinstance(given[0], list)
         return cls(sample_counts(given, axis), listed=listed, again=again, place=place)
 
-    def crossed(self) -> str:
-        """Why this pass cannot be told from that of another thread, if it was called there."""
-        return CROSSED if self.thread != get_ident() and not in_backward() else ""
+    def ends(self, capture: "Capture") -> None:
+        """The model's forward ends in this thread: was it this pass that it had begun?"""
+        if self.thread != get_ident() and not in_backward():
+            capture.crossed = CROSSED  # only ever set here: another thread ends at the same time
 
     @property
     def is_alone(self) -> bool:
