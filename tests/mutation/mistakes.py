@@ -194,9 +194,9 @@ MISTAKES = (
     Mistake(
         "one model in two threads at once",
         "not noticed",
-        "capture/hooks.py",
-        "        this.ends(self)\n",
-        "",
+        "capture/passes.py",
+        "            self.crossed = CROSSED\n",
+        "            pass\n",
         f"{PASSES}::TestThreads::test_a_model_that_is_called_in_two_threads_at_once_is_refused",
     ),
     # Backward passes.
@@ -220,8 +220,8 @@ MISTAKES = (
         "a gradient penalty through other layers",
         "not refused",
         "capture/hooks.py",
-        "if why := self.crossed or self.second_order:",
-        "if why := self.crossed:",
+        "if why := self.threads.crossed or self.second_order:",
+        "if why := self.threads.crossed:",
         f"{INNER}::TestRefused::test_a_layer_that_is_not_linear",
     ),
     Mistake(

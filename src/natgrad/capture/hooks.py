@@ -34,7 +34,7 @@ from natgrad.capture.function_hooks import FunctionHooks
 from natgrad.capture.inner_uses import passes_over
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
-from natgrad.capture.passes import Pass, prediction, tensors_of
+from natgrad.capture.passes import Pass, Threads, prediction, tensors_of
 from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
 from natgrad.capture.tensor_hooks import FollowingHook, GradientHook, Use, View
@@ -76,8 +76,9 @@ class Capture:
         self.reads = False  # the weights of the loss's terms, at the model's output
         self.restarted = False  # a pass before was thrown away
         self.expects_restarts = False  # which is as it should be
-        # A loss with gradients in it; a layer without a graph before the backward; two threads.
-        self.second_order = self.recomputed = self.crossed = ""
+        # Why a loss with gradients in it is refused; a layer without a graph before the backward.
+        self.second_order = self.recomputed = ""
+        self.threads = Threads()
         self.follows = not taping  # whether uses of weights in gradients are looked for
         self.ignores = False  # what is called now is no part of the statistics
         self.aside: int | None = None  # a backward pass whose gradients are not those of a loss
@@ -166,7 +167,7 @@ class Capture:
             hook.kept = None
         self.waiting = {}
         self.restarted, self.aside = False, None
-        self.second_order = self.recomputed = self.crossed = ""
+        self.second_order, self.recomputed, self.threads = "", "", Threads()
         for this in self.taped:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}
@@ -182,7 +183,7 @@ class Capture:
         number of samples is the one that was found here."""
         if self.backwards.running:
             self.backwards.outside()
-        if self.backwards.failed and not self.crossed:
+        if self.backwards.failed and not self.threads.crossed:
             raise CaptureError(
                 "A backward pass since the last step failed in the middle, and what it left in the "
                 "gradients and statistics is still there: call optimizer.zero_grad() and "
@@ -190,7 +191,7 @@ class Capture:
             )
         if self.recomputed:
             raise CaptureError(RECOMPUTED.format(self.recomputed))
-        if why := self.crossed or self.second_order:
+        if why := self.threads.crossed or self.second_order:
             raise CaptureError(why)
         for hook in list(self.waiting):
             hook.finish()
@@ -216,7 +217,7 @@ class Capture:
                 self.on_begin()
             if (watch := self._watches.get(module)) is not None and watch is not before:
                 watch.enter(module, args, kwargs)  # hooks that come now are not called any more
-            self._before, self.inside = self.current, True
+            self._before, self.inside = self.current, self.threads.begin(self)
         elif self.taping or not (self.current is None or self.current.returned):
             return
         # The whole model checkpointed with use_reentrant=True was run without a graph before.
@@ -227,10 +228,9 @@ class Capture:
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         if self.ignores:
             return
-        this, self.inside = self.current, False
+        this, self.inside = self.current, self.threads.end(self)
         if this is None:
             return
-        this.ends(self)
         if not torch.is_grad_enabled():
             if not in_backward():
                 self.current = self._before  # an evaluation is no part of what comes
@@ -264,9 +264,9 @@ class Capture:
         if not before:
             self.backwards.first()
         if before and self.on_restart is not None and self.backwards.thrown_away():
-            kept = self.current, self.crossed
+            kept = self.current, self.threads
             self.on_restart()
-            (self.current, self.crossed), self.restarted = kept, not self.expects_restarts
+            (self.current, self.threads), self.restarted = kept, not self.expects_restarts
         this.returned = True
         this.settle()
         self.place = this.place if this.seen else self.place

@@ -84,11 +84,6 @@ class Pass:
         listed = bool(given) and isinstance(given[0], list)
         return cls(sample_counts(given, axis), listed=listed, again=again, place=place)
 
-    def ends(self, capture: "Capture") -> None:
-        """The model's forward ends in this thread: was it this pass that it had begun?"""
-        if self.thread != get_ident() and not in_backward():
-            capture.crossed = CROSSED  # only ever set here: another thread ends at the same time
-
     @property
     def is_alone(self) -> bool:
         """Whether it is of one sample that has no axis."""
@@ -166,6 +161,31 @@ class Pass:
                 f"({', '.join(map(str, sorted(self.seen)))}), so that KFAC takes the largest for "
                 "the number of samples: call the model, or pass step(samples=...)."
             )
+
+
+class Threads:
+    """Whether two threads are inside of the model at once. ``left``: those that were when another
+    one came; ``crossed``: why the step is refused."""
+
+    def __init__(self) -> None:
+        self.left: set[int] = set()
+        self.crossed = ""
+
+    def begin(self, capture: "Capture") -> bool:
+        """This thread calls the model; True."""
+        me, before = get_ident(), capture.current
+        self.left.discard(me)  # it has come out before, by an exception
+        if capture.inside and before is not None and before.thread != me:
+            self.left.add(before.thread)
+        return True
+
+    def end(self, capture: "Capture") -> bool:
+        """This thread comes out of the model; False."""
+        me, this = get_ident(), capture.current
+        other = this is not None and this.thread != me
+        if (other or me in self.left) and not in_backward():
+            self.crossed = CROSSED
+        return False
 
 
 def entering_share(passes: Sequence[Pass]) -> float:
