@@ -95,7 +95,6 @@ class LeastSquares(Optimizer):
             include=include,
             exclude=exclude,
         )
-        self.kfac.following.on_change = self._follow
         # Of what is computed between two steps, such as derivatives for a plot, nothing counts.
         self.kfac.capture.ignores = True
         if not self.kfac.team.alone:
@@ -155,7 +154,7 @@ class LeastSquares(Optimizer):
     ) -> tuple[Tensor, list[Tensor], list[nn.Parameter], Tensor]:
         """The loss, its weighted residuals with their graph, the parameters that they depend on,
         and the gradient as it was before K-FAC has preconditioned it."""
-        if self.kfac.following.changes.found():  # also what has left the loop's zero_grad()
+        if self.kfac.following.changes.found():
             self._follow()
         self.zero_grad()
         self.kfac.capture.ignores = False
