@@ -129,7 +129,7 @@ class Pass:
             return
         if self.place == ALONE and self.alone < self.calls.total():
             self.place, self.samples = 0, self.sizes[0]
-        if self.samples != 1 and self.alone and self.alone == self.calls.total():
+        if self.samples > 1 and self.alone and self.alone == self.calls.total():
             if all(calls % self.samples for calls in self.calls.values()):  # no loop over samples
                 self.place, self.samples = ALONE, 1
             return
