@@ -609,6 +609,15 @@ class TestCopies:
         its_kfac.detach()
         assert hooks(twin) == 0
 
+    def test_a_kfac_that_is_copied_alone_is_told_of(self):
+        """It holds a model of its own, and would do nothing for the one that is trained."""
+        model, _, kfac = start()
+        twin = copy.deepcopy(kfac)
+        x, y = MLP.batch()
+        F.cross_entropy(model(x), y).backward()
+        with pytest.warns(UserWarning, match="is a copy, and its model is one as well, which has"):
+            twin.step()
+
     def test_two_preconditioners_at_once(self):
         alone = []
         for net in (MLP, NETS["attention"]):

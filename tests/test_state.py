@@ -255,6 +255,20 @@ DAMAGED = [
     (with_value("9", "blocks", "2", "shares_input_with"), "block '2' shares its input with '9'"),
     (with_value("2", "blocks", "2", "shares_input_with"), "block '2' shares its input with '2'"),
     (without("blocks", "2", "shares_input_with"), "state of block '2' has no shares_input_with"),
+    (
+        with_value(torch.tensor(float("nan")), "blocks", "2", "factors", "A", "change"),
+        "factor A, change has numbers that are not finite",
+    ),
+    (
+        with_value(torch.tensor(1e300).double() * 1e300, "blocks", "2", "factors", "A", "weight"),
+        "factor A, weight has numbers that are not finite",
+    ),
+    (
+        with_value(
+            torch.tensor(1e200, dtype=torch.float64), "blocks", "2", "factors", "A", "weight"
+        ),
+        r"A, weight has numbers as large as 1e\+200, which torch.float32 does not have: make KF",
+    ),
     (with_value(-1, "blocks", "2", "dropped"), "block '2' has -1 for dropped"),
     (with_value(1.5, "blocks", "2", "failures"), "block '2' has 1.5 for failures"),
 ]

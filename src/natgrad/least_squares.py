@@ -104,6 +104,15 @@ class LeastSquares(Optimizer):
                 "natgrad.KFAC with curvature=natgrad.curvature.GaussNewton() and residuals()."
             )
 
+    def _follow(self) -> None:
+        """Have the parameters that the model has now: those that were replaced or added, too."""
+        first, *others = self.param_groups
+        apart = {id(p) for group in others for p in group["params"]}
+        first["params"] = [p for p in self.kfac.model.parameters() if id(p) not in apart]
+        held = {p for group in self.param_groups for p in group["params"]}
+        for p in [p for p in self.state if p not in held]:
+            del self.state[p]
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns the loss before it.
@@ -131,7 +140,7 @@ class LeastSquares(Optimizer):
         change = (shares @ paths).split([p.numel() for p in own])
         kept, ratio = self._take(own, change, closure, float(loss), promised)
         rule = self.kfac.settings.damping
-        if isinstance(rule, LevenbergMarquardt):
+        if isinstance(rule, LevenbergMarquardt) and (self.kfac.steps - 1) % rule.every == 0:
             self.kfac.settings.adapted = rule.next(self.kfac.settings.adapted, ratio)
         for p, each in zip(own, change, strict=True):
             if kept:
@@ -145,6 +154,8 @@ class LeastSquares(Optimizer):
     ) -> tuple[Tensor, list[Tensor], list[nn.Parameter], Tensor]:
         """The loss, its weighted residuals with their graph, the parameters that they depend on,
         and the gradient as it was before K-FAC has preconditioned it."""
+        if self.kfac.following.changes.found():
+            self._follow()
         self.zero_grad()
         self.kfac.capture.ignores = False
         try:

@@ -218,7 +218,9 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
             samples: how many samples the loss since the last step was over, if that is not what the
                 model was called with.
         """
-        if not self._began or self.attachment is not None or self._left is not None:
+        if samples is not None:
+            arguments.check_samples(samples)
+        if not self._began or self.attachment or self._left or self._watched or self._copied:
             self._warn(self.before_step())
         if self.following.changes.found():
             self._follow()
@@ -322,6 +324,7 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
         self.detached = True
         if self.attachment is not None:
             self.attachment.remove()
+        self.stop_watching()
         self.capture.detach()
         self.low_rank.detach()
         self.compiled.run_eagerly(False)

@@ -59,6 +59,8 @@ def trained(alone: bool) -> tuple[dict[str, Tensor], list[str]]:
             if kfac is not None:
                 kfac.step()
         said += [str(one.message) for one in found]
+        assert model.words.weight.grad is not None
+        assert model.words.weight.grad.is_sparse  # as optimizers for such gradients want it
         # Covered parameters are left alone, so that all others show plain averages.
         model.head.zero_grad()
         optimizer.step()

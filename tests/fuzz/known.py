@@ -55,4 +55,14 @@ ONE_PROCESS = {
         Settings(damping=0.01),
         [Batch((1,), retained=True)],
     ),
+    # Single precision leaves two digits of the gradient of the norm layer in front.
+    "two numbers that are normalised twice": (
+        Network(
+            ("tokens", 1, 2),
+            (("norm", 0, ""), ("attention", False, False, False, "twice"), ("norm", 1, "")),
+            "mean",
+        ),
+        Settings(damping=0.01, single=True),
+        [Batch((1,))],
+    ),
 }

@@ -103,6 +103,14 @@ class TestArguments:
             lambda: natgrad.SumLoss(batch_axis=0.5),
         )
 
+    @pytest.mark.parametrize("given", [-3, 2.5, True, float("nan"), "a"])
+    def test_samples_of_a_step(self, given):
+        it = kfac()
+        with pytest.raises(
+            SettingError, match=rf"step\(samples=...\) got {given!r} but needs a who"
+        ):
+            it.step(samples=given)
+
     def test_scaler(self):
         says(
             SettingError,
@@ -309,6 +317,11 @@ class TestCoverage:
         )
         assert "Linear" in message
         assert message.endswith("; add your own with @natgrad.register.")
+
+    def test_complex_numbers(self):
+        it = kfac(nn.Sequential(nn.Linear(4, 3, dtype=torch.complex64), nn.Linear(3, 3)))
+        assert [block.name for block in it.blocks] == ["1"]
+        assert it.uncovered["0.weight"].reason == "its numbers are complex"
 
     def test_no_parameters(self):
         with pytest.raises(CoverageError, match=r"ReLU has no layer .* \(it has no parameters\)"):

@@ -216,6 +216,43 @@ def test_goes_on_from_a_checkpoint():
         optimizer.load_state_dict(torch.optim.SGD(model.parameters()).state_dict())
 
 
+def replaced(model):
+    model[2] = nn.Linear(8, 8).double()
+
+
+def appended(model):
+    model.append(nn.Linear(1, 1).double())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("change", [replaced, appended])
+def test_what_the_model_has_now_is_trained(change):
+    model = network()
+    optimizer = LeastSquares(model, weights=WEIGHTS)
+    for _ in range(2):
+        optimizer.step(lambda: residuals(model))
+    change(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step(lambda: residuals(model))
+    moved = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
+    assert all(moved)
+    own = set(model.parameters())
+    assert {p for group in optimizer.param_groups for p in group["params"]} == own
+    assert set(optimizer.state) <= own
+
+
+def test_damping_adapts_as_often_as_the_rule_says():
+    model = network()
+    rule = LevenbergMarquardt(start=1e-3, every=3, decay=0.5)
+    optimizer, found = LeastSquares(model, weights=WEIGHTS, damping=rule), []
+    for _ in range(7):
+        optimizer.step(lambda: residuals(model))
+        found.append(optimizer.kfac.settings.adapted)
+    assert found[0] == found[1] == found[2]
+    assert found[3] == found[4] == found[5]
+    assert len({found[0], found[3], found[6]}) > 1
+
+
 def test_single_precision():
     model = network(dtype=torch.float32)
     optimizer = LeastSquares(model, weights=WEIGHTS)

@@ -49,7 +49,9 @@ class ModelChanges:
             if len(own) != count or list(children.values()) != before:
                 return True
         for own, name, p, trained, shape in self._entries:
-            now = own.get(name)
+            now: torch.Tensor | None = own.get(name)
+            if now is not None and not isinstance(now, nn.Parameter):
+                continue  # torch.func.functional_call puts it there for the time of a call
             if p is None or now is None:
                 if now is not p:
                     return True

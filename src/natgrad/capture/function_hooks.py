@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from natgrad.capture.inner_uses import passes_over
 from natgrad.layers import Layer
+from natgrad.layers.axes import is_alone
 from natgrad.layers.called import row_scales, weight_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ class FunctionHooks(TorchFunctionMode):
 
     def _seen(self, use: "Use", x: Any, out: Any, weight: Any) -> None:
         capture, (block, layer) = self.capture, use
-        if passes_over(capture, use, out) or not capture.count_call(block, layer.count(x)):
+        if passes_over(capture, use, out):
+            return
+        alone = is_alone(x, layer.input_features)
+        if not capture.count_call(block, layer.count(x), alone=alone):
             return
         if torch.is_grad_enabled() and out.requires_grad:
             block, layer = use = capture.facing(use, x)

@@ -34,12 +34,13 @@ from natgrad.capture.function_hooks import FunctionHooks
 from natgrad.capture.inner_uses import passes_over
 from natgrad.capture.module_hooks import Hooks, Registration, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
-from natgrad.capture.passes import Pass, prediction, sample_counts, tensors_of
+from natgrad.capture.passes import Pass, Threads, prediction, tensors_of
 from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
 from natgrad.capture.tensor_hooks import FollowingHook, GradientHook, Use, View
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
+from natgrad.layers.axes import is_alone
 from natgrad.layers.functional import Projection
 
 
@@ -63,6 +64,7 @@ class Capture:
         self.axes, self.chooser, self._cut = SampleAxes(root), chooser, Cutter()
         self.backwards = Backwards(p for block in blocks for p in block.parameters)
         self.current: Pass | None = None
+        self.place = 0  # of the samples' number among the sizes that the model is called with
         self.inside = False  # whether the model's own forward is running
         self.passes: list[Pass] = []
         # Where the backward pass of each output begins, and what is done as it does. Nothing that
@@ -76,6 +78,7 @@ class Capture:
         self.expects_restarts = False  # which is as it should be
         # Why a loss with gradients in it is refused; a layer without a graph before the backward.
         self.second_order = self.recomputed = ""
+        self.threads = Threads()
         self.follows = not taping  # whether uses of weights in gradients are looked for
         self.ignores = False  # what is called now is no part of the statistics
         self.aside: int | None = None  # a backward pass whose gradients are not those of a loss
@@ -133,9 +136,8 @@ class Capture:
         self._layer_hooks.add(wanted)
 
     def disarm(self) -> None:
-        for module, watch in self._watches.items():  # the model itself may be one, and running
-            watch.leave(module, (), None)
-        self._watches = {}
+        while self._watches:  # the model itself may be one, and running
+            self._watches.popitem()[1].leave(self.root, (), None)
         self._layer_hooks.remove()
         self.armed = False
 
@@ -164,7 +166,8 @@ class Capture:
         for hook in self.waiting:
             hook.kept = None
         self.waiting = {}
-        self.restarted, self.second_order, self.recomputed, self.aside = False, "", "", None
+        self.restarted, self.aside = False, None
+        self.second_order, self.recomputed, self.threads = "", "", Threads()
         for this in self.taped:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}
@@ -180,7 +183,7 @@ class Capture:
         number of samples is the one that was found here."""
         if self.backwards.running:
             self.backwards.outside()
-        if self.backwards.failed:
+        if self.backwards.failed and not self.threads.crossed:
             raise CaptureError(
                 "A backward pass since the last step failed in the middle, and what it left in the "
                 "gradients and statistics is still there: call optimizer.zero_grad() and "
@@ -188,8 +191,8 @@ class Capture:
             )
         if self.recomputed:
             raise CaptureError(RECOMPUTED.format(self.recomputed))
-        if self.second_order:
-            raise CaptureError(self.second_order)
+        if why := self.threads.crossed or self.second_order:
+            raise CaptureError(why)
         for hook in list(self.waiting):
             hook.finish()
         found = [this.doubt for this in self.passes if this.doubt and counted]
@@ -214,20 +217,18 @@ class Capture:
                 self.on_begin()
             if (watch := self._watches.get(module)) is not None and watch is not before:
                 watch.enter(module, args, kwargs)  # hooks that come now are not called any more
-            self._before, self.inside = self.current, True
+            self._before, self.inside = self.current, self.threads.begin(self)
         elif self.taping or not (self.current is None or self.current.returned):
             return
         # The whole model checkpointed with use_reentrant=True was run without a graph before.
-        given = (*args, *kwargs.values())
-        listed = bool(given) and isinstance(given[0], list)
-        self.current = Pass(sample_counts(given, self.batch_axis), listed=listed, again=again)
+        self.current = Pass.of((*args, *kwargs.values()), self.batch_axis, again, self.place)
         if self.chooser is not None and self.armed and torch.is_grad_enabled():
             self.chooser.choose(self.current)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         if self.ignores:
             return
-        this, self.inside = self.current, False
+        this, self.inside = self.current, self.threads.end(self)
         if this is None:
             return
         if not torch.is_grad_enabled():
@@ -263,11 +264,12 @@ class Capture:
         if not before:
             self.backwards.first()
         if before and self.on_restart is not None and self.backwards.thrown_away():
-            current = self.current
+            kept = self.current, self.threads
             self.on_restart()
-            self.current, self.restarted = current, not self.expects_restarts
+            (self.current, self.threads), self.restarted = kept, not self.expects_restarts
         this.returned = True
         this.settle()
+        self.place = this.place if this.seen else self.place
         self.passes.append(this)
 
     def watch_gradient(self, use: Use, x: Any, out: Tensor, view: View) -> None:
@@ -303,7 +305,7 @@ class Capture:
         if self.root not in observed and not torch.is_grad_enabled():
             self.recomputed = f"{layer.kind} {layer.name!r}"
 
-    def count_call(self, block: Block, rows: int) -> bool:
+    def count_call(self, block: Block, rows: int, *, alone: bool = False) -> bool:
         """Count a call on so many rows; returns whether its output needs a hook.
 
         Recomputing a checkpointed segment calls its layers again, inside the backward pass. If the
@@ -317,9 +319,7 @@ class Capture:
         if again and not this.again:
             # A reentrant one has a new graph in every backward pass.
             return this.hooked[block] < this.calls[block] or this.recomputed[block] > 0
-        this.calls[block] += 1
-        if block.region_terms is None:
-            this.seen[rows] += 1
+        this.count(block, rows, alone=alone)
         return True
 
     def facing(self, use: Use, x: Any) -> Use:
@@ -343,7 +343,7 @@ class _ForwardHook:
         if passes_over(capture, self.use, out):
             return
         x = args[0] if args else next(iter(kwargs.values()))
-        if not capture.count_call(block, layer.count(x)):
+        if not capture.count_call(block, layer.count(x), alone=is_alone(x, layer.input_features)):
             return
         if torch.is_grad_enabled() and out.requires_grad:
             use = capture.facing(self.use, x)

@@ -55,6 +55,12 @@ _BY_TRANSFORM = (
     "torch.autograd.grad(..., create_graph=True) for derivatives, "
 ) + _UNWATCHED
 
+_BY_OTHER_WEIGHTS = (
+    "The loss depends on {layer} by weights that were computed from its own and are in their place "
+    "meanwhile (torch.func.functional_call), where KFAC does not see the gradients of its own: "
+    "call the model itself, "
+) + _UNWATCHED
+
 # Nodes between a layer's output and its product, which change the shape alone.
 _SHAPES = {
     f"{name}Backward0"
@@ -177,12 +183,28 @@ class Refusal:
 
 def passes_over(capture: "Capture", use: "Use", out: Tensor) -> bool:
     """Whether a layer's call is none of the statistics', or its result can have no hook: inside of
-    a transform of torch.func."""
+    a transform of torch.func. Nor is one with other weights than its own, as of a teacher."""
     if capture.ignores:
+        return True
+    if lends(use[1].module):
+        _refuse_other_weights(capture, use, out)
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(out)
     transformed = bool(wrapped) or forward_ad._current_level >= 0
     return transformed and _refuse_transformed(capture, use, out)
+
+
+def lends(module: nn.Module) -> bool:
+    """Whether other tensors are in the place of its parameters for the time of a call."""
+    own = module._parameters.values()
+    return any(p is not None and not isinstance(p, nn.Parameter) for p in own)
+
+
+def _refuse_other_weights(capture: "Capture", use: "Use", out: Any) -> None:
+    block, layer = use
+    if isinstance(out, Tensor) and out.requires_grad:
+        sentence = _BY_OTHER_WEIGHTS.format(layer=f"{layer.kind} {layer.name!r}")
+        out.register_hook(Refusal(capture, block, sentence))
 
 
 def _refuse_transformed(capture: "Capture", use: "Use", out: Tensor) -> bool:

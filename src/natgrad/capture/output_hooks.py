@@ -84,6 +84,9 @@ class WeightsHook:
         if z is None or z._version != self.version:  # a second loss, or the output was overwritten
             self.this.weights = None
             return
+        self.this.settle()
+        if self.this.is_alone:
+            z, g = z.unsqueeze(0), g.unsqueeze(0)
         self.this.weights = Reading(full_tensor(z), full_tensor(g), self.readings)
 
 

@@ -4,6 +4,9 @@ Samples are counted at the model, not at its layers: a layer may be called twice
 tokens as its batch. What the model is called with says how many there are, by the leading size of
 its first tensor. Where several sizes were given, the layers show whether the first one was right.
 
+A sample may come without an axis of its own: then the layers are called so, too, all of them. What
+layers have shown is kept for the steps on which nobody looks at them.
+
 Where parts of a model are called and never the model itself, the largest batch that a layer saw has
 to do. A pass then begins when a part is called after a gradient has come back to the pass before.
 """
@@ -11,7 +14,8 @@ to do. A pass then begins when a part is called after a gradient has come back t
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +23,18 @@ from torch.autograd.graph import GradientEdge
 from torch.nn.utils.rnn import PackedSequence
 
 from natgrad.capture.blocks import Block
+from natgrad.capture.module_hooks import in_backward
 from natgrad.capture.output_hooks import Reading
+
+if TYPE_CHECKING:
+    from natgrad.capture.hooks import Capture
+
+ALONE = -1  # the place of a sample without an axis
+CROSSED = (
+    "The model was called in one thread while another one was inside of it, so that KFAC cannot "
+    "tell whose samples are whose: let the threads wait for each other, or give each a model of "
+    "its own."
+)
 
 
 class Pass:
@@ -27,17 +42,29 @@ class Pass:
 
     ``sizes``: what may be the number of samples, the most likely first; none if the model itself
     was not called. ``listed``: the first is the length of a list. ``again``: the whole model is
-    computed again, in a backward pass."""
+    computed again, in a backward pass. ``place``: which of them it was before, or `ALONE`."""
 
     def __init__(
-        self, sizes: Sequence[int] = (), *, listed: bool = False, again: bool = False
+        self,
+        sizes: Sequence[int] = (),
+        *,
+        listed: bool = False,
+        again: bool = False,
+        place: int = 0,
     ) -> None:
         self.sizes, self.listed, self.again = tuple(sizes), listed, again
-        self.samples = sizes[0] if sizes else None
+        self.thread = get_ident()
+        self.place = place if place < len(self.sizes) else 0
+        self.samples: int | None = None
+        if self.sizes:
+            self.samples = 1 if self.place == ALONE else self.sizes[self.place]
+        self.alone = 0  # calls of layers with one sample that has no axis
+        self.lonely: dict[Block, str] = {}  # names of layers of sequences that saw one sample
         self.seen: Counter[int] = Counter()  # sizes of the batches that layers saw
         self.rows = 0  # the largest of those that a gradient came back to
         self.returned = False
         self.weights: Reading | None = None  # of the loss's terms, if they were read
+        self.weight: Tensor | None = None  # of residuals in the loss
         self.drawn = 0.0  # terms that a Fisher has sent vectors back from
         self.doubt = ""
         self.calls: Counter[Block] = Counter()
@@ -50,6 +77,17 @@ class Pass:
         self.chosen: Tensor | None = None  # numbers of the samples that enter; None: all
         self.share = 1.0  # of the samples
         self._rows: dict[int, Tensor | None] = {}
+
+    @classmethod
+    def of(cls, given: tuple[Any, ...], axis: int, again: bool, place: int) -> "Pass":
+        """That of a model which is called with these."""
+        listed = bool(given) and isinstance(given[0], list)
+        return cls(sample_counts(given, axis), listed=listed, again=again, place=place)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is of one sample that has no axis."""
+        return self.place == ALONE
 
     def choose(self, chosen: Tensor) -> None:
         """Only these samples enter the statistics."""
@@ -77,18 +115,37 @@ class Pass:
         pass."""
         return not self.returned and (not self.samples or rows % self.samples == 0)
 
+    def count(self, block: Block, rows: int, *, alone: bool) -> None:
+        """A layer was called on so many rows, or on one sample that has no axis."""
+        self.calls[block] += 1
+        self.alone += alone
+        if block.region_terms is None:
+            self.seen[rows] += 1
+
     def settle(self) -> None:
         """All layers have been called: see if they bear out the number of samples."""
         if self.samples is None:
             self._settle_parts()
             return
-        others = [n for n in self.sizes[1:] if n > 1 and n != self.samples and n in self.seen]
+        if self.place == ALONE and self.alone < self.calls.total():
+            self.place, self.samples = 0, self.sizes[0]
+        if self.samples > 1 and self.alone and self.alone == self.calls.total():
+            if all(calls % self.samples for calls in self.calls.values()):  # no loop over samples
+                self.place, self.samples = ALONE, 1
+            return
+        lonely = [name for block, name in self.lonely.items() if self.calls[block] < self.samples]
+        if lonely:
+            self.doubt = (
+                f"The model was called with {self.samples} samples, but {lonely[0]} with one: "
+                "where the model takes a sample without an axis, give it one, as in x[None]."
+            )
+        others = [n for n in self.sizes if n > 1 and n != self.samples and n in self.seen]
         seen = [n for n in others if all(rows % n == 0 for rows in self.seen)]
         if self.samples in self.seen or not seen:
             return
         first, other = self.samples, seen[0]
         if first == 1 or self.listed:  # a time step, or two inputs: no layer saw a batch like that
-            self.samples = other
+            self.place, self.samples = self.sizes.index(other), other
         self.doubt = (
             f"The model was called with sizes {first} and {other}. The first is taken for the "
             f"number of samples, but all layers saw {other}, so KFAC counts {self.samples}: pass "
@@ -104,6 +161,31 @@ class Pass:
                 f"({', '.join(map(str, sorted(self.seen)))}), so that KFAC takes the largest for "
                 "the number of samples: call the model, or pass step(samples=...)."
             )
+
+
+class Threads:
+    """Whether two threads are inside of the model at once. ``left``: those that were when another
+    one came; ``crossed``: why the step is refused."""
+
+    def __init__(self) -> None:
+        self.left: set[int] = set()
+        self.crossed = ""
+
+    def begin(self, capture: "Capture") -> bool:
+        """This thread calls the model; True."""
+        me, before = get_ident(), capture.current
+        self.left.discard(me)  # it has come out before, by an exception
+        if capture.inside and before is not None and before.thread != me:
+            self.left.add(before.thread)
+        return True
+
+    def end(self, capture: "Capture") -> bool:
+        """This thread comes out of the model; False."""
+        me, this = get_ident(), capture.current
+        other = this is not None and this.thread != me
+        if (other or me in self.left) and not in_backward():
+            self.crossed = CROSSED
+        return False
 
 
 def entering_share(passes: Sequence[Pass]) -> float:

@@ -39,5 +39,8 @@ class ProjectionHooks:
         if passes_over(capture, (block, layer), out):
             return
         rows = len(x) if isinstance(x, Tensor) else x.count
-        if capture.count_call(block, rows) and out.requires_grad and torch.is_grad_enabled():
+        counted = capture.count_call(block, rows)
+        if rows == 1 and capture.current is not None:
+            capture.current.lonely[block] = f"{layer.kind} {layer.name!r}"
+        if counted and out.requires_grad and torch.is_grad_enabled():
             capture.watch_gradient((block, layer), x, out, view)

@@ -5,6 +5,7 @@ names the argument, the value, what is allowed and what to pass instead.
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -169,4 +170,18 @@ def check_tensors(factor_dtype: Any, half_products: Any, scaler: Any) -> None:
         raise SettingError(
             f"scaler is a {type(scaler).__name__} but must be a torch.amp.GradScaler or None: pass "
             "the one that scales the loss."
+        )
+
+
+def check_samples(samples: Any) -> None:
+    """What a user has passed to ``step()``.
+
+    Arguments:
+        samples: a number of them.
+    """
+    whole = isinstance(samples, Integral) and samples is not True and samples is not False
+    if not whole or samples < 0:
+        raise SettingError(
+            f"step(samples=...) got {samples!r} but needs a whole number of samples, 0 or more: "
+            "pass an int, or leave it out where the model was called with all of them."
         )

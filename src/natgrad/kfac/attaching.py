@@ -29,12 +29,18 @@ from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.ranks.gradients import Gradients
 from natgrad.kfac.scalers import check_scaled_ranks, found_scaler, overflowed
+from natgrad.kfac.watched import ADDED, Watched
 
 KEY = "kfac"
 _TWICE = (
     "kfac.step() was called again on gradients that it had preconditioned, with more added to them "
     "and no optimizer.step() between: call it once before each optimizer.step(), as "
     "KFAC(model, optimizer).attach() does, or zero_grad(set_to_none=True) in between."
+)
+_COPIED = (
+    "This KFAC is a copy, and its model is one as well, which has no gradients: copy them together "
+    "by model, optimizer, kfac = copy.deepcopy((model, optimizer, kfac)), and train the copied "
+    "model."
 )
 _NOT_THERE = (
     "The optimizer's state has none of K-FAC, so that its curvature begins anew: load one that was "
@@ -58,7 +64,14 @@ class Attaching:
     attachment: "Attachment | None" = None
     comm: Communicator
     _began = False
+    _copied = False
+    _watched: tuple[Watched, ...] = ()  # a gradient of each, where there are several optimizers
     _left: "Mark | None" = None  # by the last step, where the optimizer's step is the user's
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy looks around at its first step."""
+        self.__dict__.update(state)
+        self._copied, self._watched = True, ()
 
     def before_step(self) -> list[str]:
         """Refuse a step that would be a second one. Returns sentences for the user."""
@@ -74,13 +87,27 @@ class Attaching:
                 "TrainingArguments()."
             )
         self._began = True
+        copied, self._copied = self._copied, False
+        if copied and not self.gradients.any_here():
+            return [_COPIED]
         left, self._left = self._left, None
+        if any(one.added for one in self._watched):
+            return [ADDED]
         return [_TWICE] if left is not None and left.added_to else []
 
     def after_step(self) -> None:
         """Remember the gradients that the optimizer is to step on."""
-        if self.attachment is None and self.rates.optimizers:
+        if self.attachment is None and len(self.rates.optimizers) == 1:
             self._left = Mark(self.rates.optimizers[0])
+        self.stop_watching()
+        if len(self.rates.optimizers) > 1:
+            self._watched = tuple(Watched(Mark(o)) for o in self.rates.optimizers)
+
+    def stop_watching(self) -> None:
+        """Take the hooks off gradients."""
+        for one in self._watched:
+            one.remove()
+        self._watched = ()
 
     def attach(self, *, all_ranks_save: bool = False) -> Self:
         """Step, save and load with the optimizer from now on, and return the KFAC itself.

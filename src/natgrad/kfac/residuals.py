@@ -12,6 +12,7 @@ each has its own number of points, passes and weight. No assumption is in it bef
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ from natgrad.errors import CaptureError, SettingError
 from natgrad.kfac.loss_finding import Finding, LossFinding
 from natgrad.kfac.observation import Observation, Observing
 
+_UNEVEN = (
+    "What residuals() returned has weights from {:.3g} to {:.3g} in the loss of this step, but the "
+    "curvature counts all calls alike: give all micro-batches equally many points and one weight."
+)
+
 
 class Residuals(Observing):
     """The methods of `natgrad.KFAC` for losses that differentiate the network."""
@@ -35,6 +41,9 @@ class Residuals(Observing):
         """The loss ``Σ_t w_t mean(r_t²)``, whose Gauss-Newton matrix becomes the curvature. Call it
         with all of its terms, once before each ``loss.backward()``, and with
         ``curvature=natgrad.curvature.GaussNewton()``.
+
+        With micro-batches each has its own call, and the curvature is that of their weighted sum,
+        ``residuals(...) / k`` of each of ``k``: all with the same weight, of equally many points.
 
         Costs a backward pass for each entry of a point's residual, on steps that measure curvature;
         nothing on all others.
@@ -50,10 +59,14 @@ class Residuals(Observing):
                 f"{self.curvature!r}: pass it to KFAC, or leave the call out."
             )
         given = _checked(residuals, weights)
+        sent: Pass | None = None
         if self.capture.armed and torch.is_grad_enabled():
-            send_back(self.observation, residuals, given, self._loss_scale())
+            sent = send_back(self.observation, residuals, given, self._loss_scale())
         terms = (w * r.square().mean() for w, r in zip(given, residuals, strict=True))
-        return sum(terms, start=residuals[0].new_zeros(()))
+        loss = sum(terms, start=residuals[0].new_zeros(()))
+        if sent is not None and loss.requires_grad:
+            loss.register_hook(partial(_weigh, sent))
+        return loss
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -77,7 +90,7 @@ class Residuals(Observing):
 
 def send_back(
     observation: Observation, residuals: Sequence[Tensor], weights: Sequence[float], scale: float
-) -> None:
+) -> Pass:
     """From residuals to all uses of weights behind them; ``.grad`` is not touched.
 
     Arguments:
@@ -90,15 +103,24 @@ def send_back(
     for this in [this for this in capture.taped if this.returned]:
         this.tape.clear()
         del capture.taped[this]
-    drawn = 1.0  # the mean over calls: each is a loss of its own
+    first: Pass | None = None
     for r, weight in zip(residuals, weights, strict=True):
         factor = scale * (weight / max(1, r.numel())) ** 0.5
         for vector in observation.curvature.vectors(full_tensor(r.detach())):
-            _send(observation, r, (factor * vector).to(r.dtype), drawn)
-            drawn = 0.0
+            drawn = 0.0 if first is not None else 1.0  # of each call the first one counts it
+            term = _send(observation, r, (factor * vector).to(r.dtype), drawn)
+            first = first or term
+    assert first is not None  # no residual is empty
+    return first
 
 
-def _send(observation: Observation, r: Tensor, vector: Tensor, drawn: float) -> None:
+def _weigh(this: Pass, g: Tensor) -> None:
+    """The gradient of what ``residuals()`` returned: its weight in the loss, in all backward
+    passes. Nobody reads it before the step."""
+    this.weight = g.detach() if this.weight is None else this.weight + g.detach()
+
+
+def _send(observation: Observation, r: Tensor, vector: Tensor, drawn: float) -> Pass:
     capture = observation.capture
     tape = [(this, *entry) for this in capture.taped for entry in this.tape]
     edges = {(edge.node, edge.output_nr): edge for _, _, _, edge, _ in tape}
@@ -115,6 +137,7 @@ def _send(observation: Observation, r: Tensor, vector: Tensor, drawn: float) -> 
     pairs, sizes = [], set()
     for this, use, x, edge, view in tape:
         if (g := grads.get((edge.node, edge.output_nr))) is not None:
+            this.settle()
             pairs.append((use, full_tensor(x), view(g)))
             sizes.add(this.samples if this.samples is not None else len(pairs[-1][2]))
     if not pairs:
@@ -135,6 +158,7 @@ def _send(observation: Observation, r: Tensor, vector: Tensor, drawn: float) -> 
     for use, x, g in pairs:
         observation.statistics.add(use, x, g, term)
     observation.statistics.flush(term)
+    return term
 
 
 def _check_points(r: Tensor, pairs: Sequence[tuple[Any, Any, Tensor]], samples: int) -> None:
@@ -155,14 +179,28 @@ def _check_points(r: Tensor, pairs: Sequence[tuple[Any, Any, Tensor]], samples: 
 
 class ResidualScale(LossFinding):
     """The scale of a loss that is known: residuals are sent back with the weights that they have
-    in it, and each call of ``residuals()`` is one such loss."""
+    in it, ``F = Σ_calls w F_call``. What ``w`` is shows when the loss is differentiated, and then
+    the sums are there: all calls of a step must have the same."""
+
+    doubts: tuple[str, ...] = ()
 
     def __call__(self, samples: int | None = None) -> Finding:
         amp = self.scaler.get_scale() if self.scaler is not None else 1.0
         passes = self.capture.passes
         samples = samples or self.capture.samples() or 0
         terms = sum(this.drawn for this in passes)
+        found = [this.weight for this in passes if this.weight is not None]
+        self.doubts = ()
+        if found and len(found) == terms:
+            weights = [w / amp for w in torch.stack(found).double().tolist()]
+            if max(weights) - min(weights) > 1e-3 * max(map(abs, weights)):
+                self.doubts = (_UNEVEN.format(min(weights), max(weights)),)
+            if sum(weights) > 0:
+                terms /= sum(weights)
         return Finding(1.0 / amp, terms, None, (0.0, 0.0, 0.0), samples)
+
+    def settle(self, *known: Any) -> list[str]:
+        return [*super().settle(*known), *self.doubts]
 
 
 def finding_of(*found: Any, enabled: bool) -> LossFinding:

@@ -21,6 +21,16 @@ def grouped(t: Tensor) -> Tensor:
     return t.unsqueeze(0) if t.ndim == 3 else t
 
 
+def is_alone(x: Any, features: int | None) -> bool:
+    """Whether an input is one sample that has no axis of its own.
+
+    Arguments:
+        x: the first argument of a forward call.
+        features: `natgrad.layers.Layer.input_features` of the layer that is called.
+    """
+    return isinstance(x, Tensor) and x.ndim == features
+
+
 def per_sample(t: Tensor, samples: int | None) -> Tensor:
     """Take positions that were folded into the samples' axis out again.
 

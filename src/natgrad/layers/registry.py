@@ -96,6 +96,8 @@ def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
         name: of the module in the model, which layers get as theirs.
         module: one that has parameters of its own.
     """
+    if any(p.is_complex() for p in module.parameters(recurse=False)):
+        return "its numbers are complex"
     try:
         for find in _FIRST:
             if (found := find(name, module)) is not None:

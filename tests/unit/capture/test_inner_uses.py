@@ -207,6 +207,14 @@ class TestRefused:
         with pytest.raises(CaptureError, match=r"depends on Linear .* through torch\.func"):
             kfac.step()
 
+    def test_weights_that_are_computed_from_its_own(self):
+        model, x = critic(), data(4, 3)
+        kfac = preconditioner(model)
+        others = {name: 2.0 * p for name, p in model.named_parameters()}
+        (model(x).mean() + functional_call(model, others, (x,)).mean()).backward()
+        with pytest.raises(CaptureError, match=r"depends on Linear .* by weights that were comp"):
+            kfac.step()
+
     def test_natural_muon(self):
         model = critic()
         optimizer = NaturalMuon(model, update_every=1)
@@ -216,6 +224,36 @@ class TestRefused:
         optimizer = NaturalMuon(critic(), structure=Kronecker(sharing="traces"), update_every=1)
         penalty(optimizer.kfac.model, data(4, 3)).mean().backward()
         optimizer.step()
+
+
+class TestTeachers:
+    """Forward passes with weights that are none of the model's, and no part of its gradients."""
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("recorded", [False, True], ids=["without a graph", "recorded"])
+    @pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
+    def test_they_change_nothing(self, recorded, before):
+        results = []
+        for taught in (False, True):
+            model, x = critic(), data(4, 3)
+            kfac = preconditioner(model)
+
+            def teach(model=model, x=x):
+                mean = {name: 0.9 * p.detach() for name, p in model.named_parameters()}
+                with torch.set_grad_enabled(recorded):
+                    return functional_call(model, mean, (data(7, 3, seed=2),))
+
+            for _ in range(2):
+                model.zero_grad()
+                if taught and before:
+                    teach()
+                out = model(x)
+                if taught and not before:
+                    teach()
+                out.square().mean().backward()
+                kfac.step()
+            results.append((factors(kfac), [p.grad for p in model.parameters()]))
+        same(*results)
 
 
 class TestUnwatched:

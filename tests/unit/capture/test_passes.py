@@ -1,5 +1,8 @@
 """How many samples a step is over, whatever was called, and which passes count."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,7 +83,7 @@ class TestParts:
         for i, (x, y) in enumerate(pairs):
             if (evaluates == "before" and i == 0) or evaluates == "between":
                 with torch.no_grad():
-                    model(torch.randn(7, 5).double())
+                    model(torch.randn(2, 5).double())  # a batch could be several of these
             elif evaluates == "with a graph":
                 model(torch.randn(7, 5).double())
             (F.cross_entropy(model.in_parts(x), y) / chunks).backward()
@@ -157,6 +160,136 @@ class TestSizes:
         kfac = KFAC(model, kl_clip=None)
         F.cross_entropy(model(X, torch.ones(6, 5).double()), Y).backward()
         kfac.step()
+
+    @pytest.mark.filterwarnings("ignore:The model was called with sizes 1 and 12")
+    @pytest.mark.parametrize("saved", [False, True], ids=["", "saved between"])
+    def test_the_size_that_layers_bore_out_holds_between_updates(self, saved):
+        """A sum is divided by the number of samples at every step, also where no layer is watched
+        to say which size that is."""
+
+        class Timed(Parts):
+            def forward(self, t: Tensor, x: Tensor) -> Tensor:
+                return super().forward(x * t.mean())
+
+        gradients = []
+        for times in (1, len(X)):
+            model = Timed()
+            kfac = self.of_sums(model)
+            for step in range(3):
+                if saved and step == 1:
+                    state, kfac = kfac.state_dict(), self.of_sums(model)
+                    kfac.load_state_dict(state)
+                model.zero_grad()
+                out = model(torch.ones(times).double(), X)
+                F.cross_entropy(out, Y, reduction="sum").backward()
+                kfac.step()
+            gradients.append([p.grad for p in model.parameters()])
+        for found, expected in zip(*gradients, strict=True):
+            assert torch.equal(found, expected)
+
+    @staticmethod
+    def of_sums(model: nn.Module) -> KFAC:
+        every = {"update_every": 5, "refresh_every": 5}
+        return KFAC(model, kl_clip=None, loss=natgrad.SumLoss(), **every)
+
+
+def images() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(-3), nn.Linear(16, 3)).double()
+
+
+class TestSamplesWithoutAnAxis:
+    """``model(x)`` of one sample ``x [features]``: these are not as many samples."""
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("loss", [None, natgrad.MeanLoss(), natgrad.SumLoss()], ids=repr)
+    @pytest.mark.parametrize("make", [Parts, images])
+    @pytest.mark.parametrize("every", [1, 2])
+    def test_it_is_one(self, loss, make, every):
+        shape = (3, 4, 4) if make is images else (5,)
+        data = torch.randn(6, *shape, generator=torch.Generator().manual_seed(1)).double()
+        gradients = []
+        for alone in (False, True):
+            model = make()
+            kfac = KFAC(model, kl_clip=None, loss=loss, update_every=every, refresh_every=every)
+            for _ in range(2):
+                model.zero_grad()
+                for x, y in zip(data, Y, strict=False):
+                    out = model(x) if alone else model(x[None])
+                    total = F.cross_entropy(out.view(-1), y)
+                    (total if isinstance(loss, natgrad.SumLoss) else total / 6).backward()
+                kfac.step()
+            gradients.append([p.grad for p in model.parameters()])
+        for found, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, expected)
+
+    @pytest.mark.filterwarnings("error")
+    def test_a_loop_over_samples_is_none(self):
+        class Loop(Parts):
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.stack([super(Loop, self).forward(one) for one in x])
+
+        model = Loop()
+        kfac = KFAC(model, kl_clip=None, damping=GAMMA, structure=natgrad.Full())
+        F.cross_entropy(model(X), Y).backward()
+        kfac.step()
+        check(model, oracle())
+
+    @pytest.mark.parametrize("inner", [nn.LSTM(5, 4), nn.MultiheadAttention(5, 1)], ids=repr)
+    def test_one_sequence_alone_is_told_of(self, inner):
+        """Linear layers around it see its tokens as if they were samples."""
+
+        class Sequence(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.inner = nn.Linear(5, 5), inner
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.first(x)
+                found = self.inner(x) if isinstance(inner, nn.LSTM) else self.inner(x, x, x)
+                return found[0].mean(0)
+
+        model = Sequence().double()
+        kfac = KFAC(model, kl_clip=None)
+        model(X[:7]).square().sum().backward()
+        with pytest.warns(UserWarning, match=r"with 7 samples, but \w+ 'inner.* as in x\[None\]"):
+            kfac.step()
+
+
+class TestThreads:
+    def test_a_model_that_is_called_in_two_threads_at_once_is_refused(self):
+        class Waits(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                both.wait(20)
+                both.wait(20)
+                return x.tanh()
+
+        both = Barrier(2)
+        model = nn.Sequential(nn.Linear(5, 4), Waits(), nn.Linear(4, 3)).double()
+        kfac = KFAC(model, kl_clip=None)
+        with ThreadPoolExecutor(2) as pool:
+            outputs = list(pool.map(model, (X[:5], X[5:])))
+        for out, y in zip(outputs, (Y[:5], Y[5:]), strict=True):
+            (F.cross_entropy(out, y) / 2).backward()
+        with pytest.raises(CaptureError, match="in one thread while another one was inside of it"):
+            kfac.step()
+
+    def test_threads_in_turn(self):
+        gradients = []
+        for apart in (False, True):
+            model = Parts()
+            kfac = KFAC(model, kl_clip=None, damping=GAMMA, structure=natgrad.Full())
+
+            def batch(n, model=model):
+                F.cross_entropy(model(X[n : n + 6]), Y[n : n + 6]).div(2).backward()
+
+            with ThreadPoolExecutor(1) as pool:
+                for n in (0, 6):
+                    pool.submit(batch, n).result() if apart else batch(n)
+                pool.submit(kfac.step).result() if apart else kfac.step()
+            gradients.append([p.grad for p in model.parameters()])
+        for a, b in zip(*gradients, strict=True):
+            assert torch.equal(a, b)
 
 
 class TestBackwards:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -402,6 +403,40 @@ def test_gradients_changed_between_two_optimizers_are_refused():
     nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
     with pytest.raises(SettingError, match="Gradients of AdamW were changed after K-FAC had"):
         adam.step()
+
+
+def in_turn(own, attached, to_none):
+    """Two optimizers that step in turn, each after a backward pass of its own; what is told."""
+    model = network()
+    parameters = list(model.parameters())
+    optimizers = [SGD(some, lr=0.1) for some in (parameters[:2], parameters[2:])]
+    kfac = KFAC(model, optimizers, **OFTEN)
+    if attached:
+        kfac.attach()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for seed in range(4):
+            stepping = optimizers[seed % 2]
+            for one in [stepping] if own else optimizers:
+                one.zero_grad(set_to_none=to_none)
+            loss_of(model, seed).backward()
+            if not attached:
+                kfac.step()
+            stepping.step()
+    kfac.detach()
+    assert not any(p._backward_hooks for p in parameters)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_gradients_of_the_other_optimizer_that_were_not_zeroed_are_told_of(attached):
+    (said,) = in_turn(own=True, attached=attached, to_none=True)
+    assert "call zero_grad() of all optimizers before each backward pass" in said
+    assert in_turn(own=False, attached=attached, to_none=True) == []
+
+
+def test_zeros_in_place_are_no_gradients_that_are_added_to():
+    assert in_turn(own=False, attached=False, to_none=False) == []
 
 
 # States.

@@ -1,5 +1,7 @@
 """The learning rates that the KL clip reads, and the clip itself."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,6 +139,24 @@ class TestAnotherOptimizer:
         kfac = KFAC(model, SGD(model.parameters(), lr=0.1))
         with pytest.raises(SettingError, match="there is no optimizer to ask"):
             kfac.optimizer = None
+
+
+def test_a_copy_whose_learning_rate_changes_is_clipped_by_it():
+    """A parameter that nobody finds has a rate of 0, and is not clipped at all."""
+    model = net()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    kfac = KFAC(model, optimizer, kl_clip=1e-4, update_every=1, refresh_every=1)
+    x, y = torch.randn(8, 4).double(), torch.randint(3, (8,))
+    F.cross_entropy(model(x), y).backward()
+    kfac.step()
+    trainings = [(model, optimizer, kfac), copy.deepcopy((model, optimizer, kfac))]
+    for its, rates, preconditioner in trainings:
+        rates.param_groups[0]["lr"] = 10.0
+        its.zero_grad()
+        F.cross_entropy(its(x), y).backward()
+        preconditioner.step()
+    for a, b in zip(*(its.parameters() for its, *_ in trainings), strict=True):
+        assert torch.equal(a.grad, b.grad)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["plain", "momentum"])

@@ -258,6 +258,25 @@ class TestTerms:
         for name, found in results[0][0].items():
             same(found, square(expected(name, (8.0, rows))), 1e-10)
 
+    def test_a_factor_in_front_of_the_loss_is_one_of_the_curvature(self):
+        found = []
+        for weight, factor in ((1.0, 8.0), (8.0, 1.0)):
+            model = network(2)
+            kfac = preconditioner(model, Full())
+            r = interior(model, points(8, 2))
+            (factor * kfac.residuals(r, weights=[weight])).backward()
+            kfac.step()
+            found.append((blocks(kfac), [p.grad for p in model.parameters()]))
+        same(*found)
+
+    def test_micro_batches_of_several_weights_are_told_of(self):
+        model = network(2)
+        kfac = preconditioner(model, Full())
+        for x in points(8, 2).split((2, 6)):
+            (kfac.residuals(interior(model, x)) * len(x) / 8).backward()
+        with pytest.warns(UserWarning, match=r"weights from 0\.25 to 0\.75 in the loss"):
+            kfac.step()
+
     def test_a_deep_linear_network_is_solved_in_one_step(self):
         """One layer: the block is all of the matrix, so that a step without damping ends at the
         least squares solution of ``2 u + du/dx = x``."""

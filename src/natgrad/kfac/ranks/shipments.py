@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from natgrad.comm.transfers import Pending, has_arrived
+from natgrad.comm.transfers import CommunicationError, Pending, has_arrived
 from natgrad.comm.wire import Wire
 from natgrad.kfac.ranks.team import Team
 from natgrad.placement.ops import Message, Op
@@ -36,7 +36,14 @@ class Parcels(NamedTuple):
     sizes: list[int]
 
     def wait(self) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = self.pending.wait().split(self.sizes)
+        arrived = self.pending.wait()
+        if len(arrived) != sum(self.sizes):
+            raise CommunicationError(
+                f"{len(arrived)} words have come where {sum(self.sizes)} were to come, so that a "
+                "message was changed on its way, or is another one: look at the network, and go on "
+                "from the last checkpoint."
+            )
+        parts: tuple[Tensor, ...] = arrived.split(self.sizes)
         return parts
 
     def arrived(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from natgrad.capture.blocks import Block
+from natgrad.capture.hooks import Capture
 from natgrad.comm.base import Communicator
 from natgrad.errors import CheckpointError
 from natgrad.kfac.apply import Preconditioning
@@ -38,6 +39,7 @@ class Saveable(Protocol):
     comm: Communicator
     team: Team
     newcomers: Newcomers
+    capture: Capture
 
 
 def save(kfac: Saveable) -> dict[str, Any]:
@@ -81,6 +83,7 @@ def summary(kfac: Saveable) -> dict[str, Any]:
                 )
                 for b in kfac.blocks
             },
+            kfac.capture.place,
         )
     )
     for rank, (steps, *_) in enumerate(ranks):
@@ -91,7 +94,7 @@ def summary(kfac: Saveable) -> dict[str, Any]:
             )
     blocks = {}
     for block in kfac.blocks:
-        found = [seen[block.name] for _, _, seen in ranks]
+        found = [seen[block.name] for _, _, seen, _ in ranks]
         ids = [(block.name, name) for name in sorted(block.forms)]
         blocks[block.name] = {
             **identity(block),
@@ -111,11 +114,12 @@ def summary(kfac: Saveable) -> dict[str, Any]:
             # A rank without data has not seen which layers share an input.
             "shares_input_with": next((name for *_, name in found if name is not None), None),
         }
-    generators = [generator for _, generator, _ in ranks]
+    generators = [generator for _, generator, *_ in ranks]
     return {
         "version": VERSION,
         "steps": kfac.steps,
         "adapted_damping": kfac.settings.adapted,
+        "place": max((place for *_, place in ranks), key=abs),  # ranks without data have seen none
         "loss": list(kfac.settings.found or ()) or ["unknown"] * kfac.settings.unknown,
         "update_clocks": kfac.update_clocks.state_dict(),
         "refresh_clocks": kfac.refresh_clocks.state_dict(),
@@ -134,6 +138,7 @@ def resume(kfac: Saveable, state: Mapping[str, Any], tensors: Mapping[Entry, Ten
     kind, *numbers = state.get("loss") or [""]  # a list that older states do not have
     kfac.settings.found = FoundLoss(kind, *numbers) if numbers else None
     kfac.settings.unknown = kind == "unknown"
+    kfac.capture.place = int(state.get("place") or 0)  # older states do not have it
     kfac.update_clocks.load_state_dict(state["update_clocks"])
     kfac.refresh_clocks.load_state_dict(state["refresh_clocks"])
     kfac.preconditioning.zeroed = int(state["zeroed"])

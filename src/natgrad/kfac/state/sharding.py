@@ -60,7 +60,7 @@ class Shards:
     def _check(self, header: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         for entry in self._saved(header):
             what = f"The state of block {entry.block.name!r}, {entry.kind} {entry.factor},"
-            check_tensor(state.get(entry.key), entry.shape, what)
+            check_tensor(state.get(entry.key), entry.shape, what, entry.dtype)
 
     def _entries(self) -> list[Entry]:
         rank = self.kfac.team.rank

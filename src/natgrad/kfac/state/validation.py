@@ -240,9 +240,9 @@ def _check_tensors(block: Block, state: Mapping[str, Any], motion: Motion) -> No
             raise CheckpointError(f"{where} has an unknown factor {name!r}: {DAMAGED}")
         what = f"{where}, factor {name},"
         _need(saved, {"mean", "weight", "change"}, what)
-        check_tensor(saved["mean"], (block.forms[name].numel,), f"{what} mean")
-        check_tensor(saved["weight"], (), f"{what} weight")
-        check_tensor(saved["change"], (), f"{what} change")
+        check_tensor(saved["mean"], (block.forms[name].numel,), f"{what} mean", block.dtype)
+        check_tensor(saved["weight"], (), f"{what} weight", block.wide_dtype)
+        check_tensor(saved["change"], (), f"{what} change", block.wide_dtype)
     _need(parts, set(state["saved"]["parts"]), f"{where}, among parts,")
     for name, saved in parts.items():
         if name not in block.structure.needs:
@@ -253,18 +253,28 @@ def _check_tensors(block: Block, state: Mapping[str, Any], motion: Motion) -> No
                 f"{where} has not the {len(shapes)} tensors of the inverse of {name}: {DAMAGED}"
             )
         for part, shape in zip(saved, shapes, strict=True):
-            check_tensor(part, shape, f"{where}, inverse of {name},")
+            check_tensor(part, shape, f"{where}, inverse of {name},", block.wide_dtype)
     _need(state["moments"], set(state["saved"]["moments"]), f"{where}, among moments,")
     kept = motion.kept(block.shape)
     for name, saved in state["moments"].items():
-        check_tensor(saved, kept[name], f"{where}, {name},")
+        check_tensor(saved, kept[name], f"{where}, {name},", block.wide_dtype)
 
 
-def check_tensor(value: Any, shape: tuple[int, ...], what: str) -> None:
+def check_tensor(value: Any, shape: tuple[int, ...], what: str, dtype: torch.dtype) -> None:
+    """``dtype``: in which it will be kept here."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise CheckpointError(f"{what} is {value!r:.40} and no tensor of numbers: {DAMAGED}")
     if value.shape != shape:
         raise CheckpointError(
             f"{what} has shape {tuple(value.shape)} but {shape} is needed: it is of another model, "
             "or damaged. Use another checkpoint."
+        )
+    largest = value.detach().abs().max() if value.numel() else value.new_zeros(())
+    if not bool(largest.isfinite()):
+        raise CheckpointError(f"{what} has numbers that are not finite: {DAMAGED}")
+    if largest > torch.finfo(dtype).max:
+        raise CheckpointError(
+            f"{what} has numbers as large as {float(largest):.3g}, which {dtype} does not have: "
+            "make KFAC with the factor_dtype that the state was saved with, or use another "
+            "checkpoint."
         )
