@@ -5,6 +5,7 @@ What was left out or made smaller is said where it is; the rest is what these re
 
 import math
 from functools import cache
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -176,7 +177,7 @@ def generator() -> nn.Sequential:
     """``[n, 100, 1, 1] -> [n, 1, 64, 64]``, from -1 to 1."""
     widths = [NOISE, *(FEATURES * k for k in (8, 4, 2, 1)), 1]
     parts: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         parts.append(nn.ConvTranspose2d(a, b, 4, 2 if i else 1, 1 if i else 0, bias=False))
         parts += [nn.BatchNorm2d(b), nn.ReLU(True)] if i < 4 else [nn.Tanh()]
     return nn.Sequential(*parts)
@@ -186,7 +187,7 @@ def discriminator() -> nn.Sequential:
     """``[n, 1, 64, 64] -> [n]``, the probability that an image is real."""
     widths = [1, *(FEATURES * k for k in (1, 2, 4, 8))]
     parts: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         parts.append(nn.Conv2d(a, b, 4, 2, 1, bias=False))
         parts += [nn.BatchNorm2d(b)] if i else []
         parts.append(nn.LeakyReLU(0.2, inplace=True))

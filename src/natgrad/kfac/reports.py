@@ -65,10 +65,10 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
         else:
             kind, reason = _left(parameter, block, uncovered.get(name))
             left[name] = reason
-            trained = reason != FROZEN  # no optimizer touches what is frozen
-            state = f"left to the optimizer: {reason}" if trained else FROZEN
+            # No optimizer touches what is frozen.
+            state = FROZEN if reason == FROZEN else f"left to the optimizer: {reason}"
             rows.append((name, shape, kind, "", state))
-            numbers["left" if trained else FROZEN] += parameter.numel()
+            numbers[FROZEN if reason == FROZEN else "left"] += parameter.numel()
     trained = numbers["covered"] + numbers["left"]
     share = 100 * numbers["covered"] / max(1, trained)
     footer = (
