@@ -123,7 +123,8 @@ def run(name: str, loop: Loop, line: str, seed: int, steps: int) -> Run:
         before = time.process_time()
         loss = loop.train(written, steps)
         spent = time.process_time() - before
-    said = [str(one.message) for one in heard if "natgrad" in one.category.__module__]
+    texts = [str(one.message) for one in heard]
+    said = [text for text in texts if any(name in text for name in ("K-FAC", "KFAC", "natgrad"))]
     problems = [p for kfac in written.preconditioners for p in kfac.health().problems]
     loss = loss if math.isfinite(loss) else math.inf
     return Run(name, line, seed, steps, loss, spent, said, problems)

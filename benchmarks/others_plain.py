@@ -368,7 +368,7 @@ LOOPS = {
     "convnext": Loop(
         "timm ConvNeXt on CIFAR-10, mixup: cross-entropy",
         "AdamW, 0.0005, decay 0.05, warm-up, cosine",
-        40,
+        30,
         train_convnext,
         VISION,
     ),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -59,6 +60,21 @@ def test_a_run_repeats_and_its_lines_differ():
     assert first.loss == again.loss
     losses = {line: others.run("tiny", TINY["tiny"], line, 3, 3).loss for line in others.LINES}
     assert len(set(losses.values())) == len(others.LINES)
+
+
+def test_a_run_keeps_what_natgrad_has_said():
+    """At a damping that hides the curvature; what others say is not of interest."""
+
+    def train(line, steps):
+        warnings.warn("of another library", FutureWarning, stacklevel=2)
+        return trained(line, steps)
+
+    loop = others.Loop("one", "Adam", 60, train, extra={"damping": 1e4})
+    found = others.run("one", loop, "default", 1, 60)
+    assert len(found.said) == 1
+    assert found.said[0].startswith("After 50 steps K-FAC may not work as it should")
+    assert any("hardly turned" in problem for problem in found.problems)
+    assert others.run("one", loop, "as it is", 1, 2).said == []
 
 
 def run(line, seed, loss, seconds=1.0):
