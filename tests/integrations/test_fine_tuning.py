@@ -1,5 +1,5 @@
-"""The one line where transformers and peft fine-tune: what is covered, what the loss is found to be,
-and that recomputing activations changes nothing."""
+"""The one line where transformers and peft fine-tune: coverage, the loss that is found, and that
+recomputing activations changes nothing."""
 
 import pytest
 import torch
