@@ -202,6 +202,8 @@ def _loss(kfac: Looked) -> Row:
             "ok" if relative else "unknown",
             "" if relative else "Leave damping out, which is relative then, or pass loss=...",
         )
+    if kfac.curvature.of_residuals:
+        return "loss", "as residuals(...) say", "ok", ""
     if not kfac.finding.finds:
         return "loss", "not looked for, as its scale does not matter here", "ok", ""
     if settings.found is None:

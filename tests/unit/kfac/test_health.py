@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from natgrad import KFAC, Cholesky, MeanLoss, NaturalMuon, Relative, SumLoss
+from natgrad.curvature import GaussNewton
 from natgrad.kfac import health as room
 from natgrad.kfac.stacks import Stack
 from natgrad.lengths import Graft
@@ -141,6 +142,14 @@ def test_a_scale_that_does_not_matter_is_not_waited_for():
     found = row(optimizer.kfac.health(), "loss")
     assert found[1:3] == ("not looked for, as its scale does not matter here", "ok")
     assert row(KFAC(network(), kl_clip=None).health(), "loss")[1] == "not seen yet"
+
+
+def test_residuals_say_what_the_loss_is():
+    model = network()
+    kfac = KFAC(model, kl_clip=None, curvature=GaussNewton())
+    kfac.residuals(model(torch.randn(8, 12))).backward()
+    kfac.step()
+    assert row(kfac.health(), "loss")[1] == "as residuals(...) say"
 
 
 def test_low_coverage_is_said_unless_it_is_meant():
