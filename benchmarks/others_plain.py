@@ -42,13 +42,13 @@ class Digits(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
-        self.some, self.half = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.few, self.many = nn.Dropout(0.25), nn.Dropout(0.5)
         self.wide, self.last = nn.Linear(9216, 128), nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.second(F.relu(self.first(x))))
-        x = self.some(F.max_pool2d(x, 2)).flatten(1)
-        return F.log_softmax(self.last(self.half(F.relu(self.wide(x)))), dim=1)
+        x = self.few(F.max_pool2d(x, 2)).flatten(1)
+        return F.log_softmax(self.last(self.many(F.relu(self.wide(x)))), dim=1)
 
 
 def train_mnist(line: Line, steps: int) -> float:

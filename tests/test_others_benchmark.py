@@ -151,6 +151,15 @@ def test_networks_of_the_gan_have_the_shapes_of_the_original():
     assert others_plain.discriminator()(image).shape == (2,)
 
 
+def test_other_networks_of_pytorch_examples_have_their_shapes():
+    digits = others_plain.Digits()
+    assert digits(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+    assert sum(p.numel() for p in digits.parameters()) == 1_199_882  # as the original has
+    found, mean, logarithm = others_plain.VAE()(torch.rand(2, 784))
+    assert found.shape == (2, 784)
+    assert mean.shape == logarithm.shape == (2, 20)
+
+
 def test_batches_are_epochs_of_whole_batches():
     torch.manual_seed(0)
     found = others_plain.batches(10, 4, 5)
