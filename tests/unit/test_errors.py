@@ -334,6 +334,28 @@ class TestCoverage:
         with pytest.raises(CoverageError, match=r"\(Linear: excluded\). Supported are"):
             kfac(exclude=["*"])
 
+    def test_what_is_frozen_is_counted_and_not_listed(self):
+        """An adapter of vectors alone, in front of a large model that is frozen."""
+        base = nn.ModuleList(nn.Linear(2, 2) for _ in range(50)).requires_grad_(False)
+        model = nn.ModuleDict({"base": base, "scale": nn.ParameterDict({"a": torch.ones(2)})})
+        with pytest.raises(CoverageError) as caught:
+            kfac(model)
+        assert str(caught.value).startswith(
+            "ModuleDict has no layer that KFAC can precondition (ParameterDict: no layer is "
+            "registered for ParameterDict; 100 other parameters are frozen). Supported are "
+        )
+        one = nn.Linear(2, 1, bias=False).requires_grad_(False)
+        with pytest.raises(CoverageError, match=r"\(1 parameter is frozen\). Supported are"):
+            kfac(one)
+
+    def test_of_many_reasons_some_are_listed(self):
+        names = [f"Own{letter}" for letter in "ABCDEFGHIJKL"]
+        kinds = [type(name, (nn.PReLU,), {"forward": lambda self, x: x}) for name in names]
+        with pytest.raises(CoverageError) as caught:
+            kfac(nn.Sequential(*(kind() for kind in kinds)))
+        last = "OwnG: no layer is registered for OwnG; OwnH: no layer is registered for OwnH"
+        assert f"{last}; 4 more). Supported are " in str(caught.value)
+
     def test_a_function_that_returns_no_structure(self):
         says(
             CoverageError,

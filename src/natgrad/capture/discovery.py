@@ -33,6 +33,7 @@ from natgrad.structures import Identity, Kronecker, Structure, UnitWise
 
 Pattern = str | nn.Module
 EXCLUDED, NOT_INCLUDED = "excluded", "not among include"
+FROZEN = "frozen"
 BY_THE_USER = (EXCLUDED, NOT_INCLUDED)  # reasons that are no surprise
 StructureOf = Structure | Callable[[Layer[Any]], Structure] | None
 
@@ -89,7 +90,7 @@ def discover(
             stacked = {id(p) for layer in experts for p in layer.parameters}
             for short, parameter in own:
                 full = f"{name}.{short}" if name else short
-                reason = views if parameter.requires_grad else "frozen"
+                reason = views if parameter.requires_grad else FROZEN
                 if id(parameter) in stacked:
                     reason = _UNSEEN
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
@@ -131,17 +132,33 @@ def discover(
             reason = "a bias of a tied weight"
             if id(parameter) not in biases:
                 reason = "its module computes its weight from it, and KFAC steps weights themselves"
-            uncovered[full] = Uncovered(full, "", reason if parameter.requires_grad else "frozen")
+            uncovered[full] = Uncovered(full, "", reason if parameter.requires_grad else FROZEN)
     if not blocks and not again:
-        reasons = sorted({f"{u.kind or u.name}: {u.reason}" for u in uncovered.values()})
         raise CoverageError(
             f"{type(root).__name__} has no layer that KFAC can precondition "
-            f"({'; '.join(reasons) or 'it has no parameters'}). Supported are "
+            f"({_reasons(uncovered.values())}). Supported are "
             f"{', '.join(registered())}; add your own with @natgrad.register."
         )
     return blocks, uncovered
 
 
+def _reasons(uncovered: Iterable[Uncovered]) -> str:
+    """Why nothing is covered: of what is trained, kind by kind. What an adapter leaves frozen would
+    be hundreds of names."""
+    uncovered = list(uncovered)
+    if not uncovered:
+        return "it has no parameters"
+    trained = sorted({f"{u.kind or u.name}: {u.reason}" for u in uncovered if u.reason != FROZEN})
+    parts = trained[:_REASONS]
+    if len(trained) > _REASONS:
+        parts.append(f"{len(trained) - _REASONS} more")
+    if frozen := sum(u.reason == FROZEN for u in uncovered):
+        others = "other " if trained else ""
+        parts.append(f"{frozen} {others}parameter{' is' if frozen == 1 else 's are'} {FROZEN}")
+    return "; ".join(parts)
+
+
+_REASONS = 8  # that an error lists
 _UNSEEN = (
     "inputs of single experts are not seen, and this geometry and length need curvature: use "
     "natgrad.Spectral() with natgrad.Rms()"

@@ -41,8 +41,9 @@ _BY_LAYER = (
 ) + _UNWATCHED
 _BY_STRUCTURE = (
     "The loss depends on gradients that go through {layer} (create_graph=True), for which "
-    "{structure!r} has no place: pass structure=natgrad.Kronecker(sharing='traces'), with "
-    "curvature=natgrad.curvature.GaussNewton() if the loss is one of squared residuals; "
+    "{structure!r} has no place: pass structure=natgrad.Kronecker(sharing='traces'); or, if the "
+    "loss is one of squared residuals, curvature=natgrad.curvature.GaussNewton(), and take the "
+    "loss from kfac.residuals(...); "
 ) + _UNWATCHED
 _BY_PARAMETER = (
     "The loss depends on gradients of the parameters of {layer} (create_graph=True, as in MAML or "

@@ -25,6 +25,7 @@ from natgrad.curvature.fisher import Fisher
 from natgrad.damping import Relative
 from natgrad.geometry import Euclidean
 from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.settings import KFACSettings
 from natgrad.tables import Column, Table, seconds_text
 
@@ -56,6 +57,7 @@ class Looked(Protocol):
     uncovered: dict[str, Uncovered]
     curvature: Fisher
     settings: KFACSettings
+    finding: LossFinding
     preconditioning: Preconditioning
     watch: Stopwatch
     steps: int
@@ -193,7 +195,7 @@ def _loss(kfac: Looked) -> Row:
     if not settings.finds:
         return "loss", f"as said: {settings.loss!r}", "ok", ""
     if settings.unknown:
-        relative = settings.damping is None or isinstance(settings.damping, Relative)
+        relative = _is_relative(settings)
         return (
             "loss",
             "its scale is not known, as its gradient is that of no cross-entropy"
@@ -201,11 +203,20 @@ def _loss(kfac: Looked) -> Row:
             "ok" if relative else "unknown",
             "" if relative else "Leave damping out, which is relative then, or pass loss=...",
         )
+    if kfac.curvature.of_residuals:
+        return "loss", "as residuals(...) say", "ok", ""
+    if not kfac.finding.finds:
+        return "loss", "not looked for, as its scale does not matter here", "ok", ""
     if settings.found is None:
         return "loss", "not seen yet", "ok", ""
     terms = f"{settings.found.terms:,.0f} terms"
     times = "" if settings.found.kind == "mean" else f"{settings.found.first:,.4g} times "
     return "loss", f"found: {times}a mean over {terms}", "ok", ""
+
+
+def _is_relative(settings: KFACSettings) -> bool:
+    """Whether the damping is, by itself or as the scale of the loss is not known."""
+    return isinstance(settings.damping, Relative) or (settings.damping is None and settings.unknown)
 
 
 def _share(found: dict[str, float], size: dict[str, int], low: float, high: float) -> float:
@@ -224,8 +235,7 @@ def _curvature(kfac: Looked, damped: dict[str, float], size: dict[str, int]) -> 
             "curvature",
             f"The curvature is far below the damping: {text}",
             "too much damping",
-            "Lower it, pass damping=natgrad.Relative(), or leave loss=... out so that the scale is "
-            "found.",
+            _other_damping("Lower", kfac.settings),
         )
     # Gauss-Newton matrices of differential equations reach over many orders of magnitude.
     if not kfac.curvature.of_residuals and _share(damped, size, 0.0, _UNDAMPED) > 0.5:
@@ -233,10 +243,19 @@ def _curvature(kfac: Looked, damped: dict[str, float], size: dict[str, int]) -> 
             "curvature",
             f"The curvature is far above the damping: {text}",
             "too little damping",
-            "Raise it, pass damping=natgrad.Relative(), or leave loss=... out so that the scale is "
-            "found.",
+            _other_damping("Raise", kfac.settings),
         )
     return "curvature", text, "ok", ""
+
+
+def _other_damping(change: str, settings: KFACSettings) -> str:
+    """What to do about it; a loss that nobody has passed cannot be left out."""
+    if settings.finds:
+        return f"{change} it, or pass damping=natgrad.Relative()."
+    return (
+        f"{change} it, pass damping=natgrad.Relative(), or leave loss=... out so that the scale is "
+        "found."
+    )
 
 
 def _direction(kfac: Looked, cosines: dict[str, float], size: dict[str, int]) -> Row:
@@ -251,7 +270,10 @@ def _direction(kfac: Looked, cosines: dict[str, float], size: dict[str, int]) ->
         f"Gradients are hardly turned, in {100 * same:.0f}% of parameters by less than 6 degrees: "
         f"{text}",
         "same as plain",
-        "The damping is too large for this curvature, or batches are too small to show any.",
+        "Lower the damping, or batches are too small to show any curvature."
+        if _is_relative(kfac.settings)
+        else "Lower the damping or pass damping=natgrad.Relative(); batches may be too small to "
+        "show any curvature.",
     )
 
 

@@ -16,6 +16,7 @@ from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.attaching import Attachment
 from natgrad.kfac.change_rates import ChangeRates
 from natgrad.kfac.clipping import LearningRates
+from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
 from natgrad.placement import Plan
@@ -33,6 +34,7 @@ class Inspection:
     watch: Stopwatch
     statistics: Statistics
     settings: KFACSettings
+    finding: LossFinding
     curvature: Fisher
     preconditioning: Preconditioning
     rates: LearningRates

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from natgrad.capture.blocks import Block
-from natgrad.capture.discovery import Uncovered, clean
+from natgrad.capture.discovery import FROZEN, Uncovered, clean
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.comm import Communicator
 from natgrad.kfac.settings import Values
@@ -65,8 +65,10 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
         else:
             kind, reason = _left(parameter, block, uncovered.get(name))
             left[name] = reason
-            rows.append((name, shape, kind, "", f"left to the optimizer: {reason}"))
-            numbers["frozen" if reason == "frozen" else "left"] += parameter.numel()
+            # No optimizer touches what is frozen.
+            state = FROZEN if reason == FROZEN else f"left to the optimizer: {reason}"
+            rows.append((name, shape, kind, "", state))
+            numbers[FROZEN if reason == FROZEN else "left"] += parameter.numel()
     trained = numbers["covered"] + numbers["left"]
     share = 100 * numbers["covered"] / max(1, trained)
     footer = (
@@ -106,12 +108,12 @@ def _left(parameter: Tensor, block: Block | None, why: Uncovered | None) -> tupl
     """Kind of layer and reason, as the model is now: it may have changed since."""
     kind = block.kind if block is not None else why.kind if why is not None else ""
     if not parameter.requires_grad:
-        return kind, "frozen"
+        return kind, FROZEN
     if block is not None:
         return kind, f"a parameter of the block was {block.lost} after KFAC was made"
     if why is None:
         return kind, "not there when KFAC was made"
-    return kind, "frozen when KFAC was made" if why.reason == "frozen" else why.reason
+    return kind, "frozen when KFAC was made" if why.reason == FROZEN else why.reason
 
 
 def _state(block: Block) -> str:

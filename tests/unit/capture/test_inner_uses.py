@@ -125,9 +125,9 @@ class TestRefused:
         self.says(
             "The loss depends on gradients that go through Linear '0' (create_graph=True), for "
             "which Kronecker(sharing='expand') has no place: pass "
-            "structure=natgrad.Kronecker(sharing='traces'), with "
-            "curvature=natgrad.curvature.GaussNewton() if the loss is one of squared residuals; "
-            + self.UNWATCHED,
+            "structure=natgrad.Kronecker(sharing='traces'); or, if the loss is one of squared "
+            "residuals, curvature=natgrad.curvature.GaussNewton(), and take the loss from "
+            "kfac.residuals(...); " + self.UNWATCHED,
             preconditioner(model),
             penalty(model, data(4, 3)).mean(),
         )

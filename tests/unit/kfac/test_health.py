@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from natgrad import KFAC, Cholesky, MeanLoss, Relative, SumLoss
+from natgrad import KFAC, Cholesky, MeanLoss, NaturalMuon, Relative, SumLoss
+from natgrad.curvature import GaussNewton
 from natgrad.kfac import health as room
 from natgrad.kfac.stacks import Stack
 from natgrad.lengths import Graft
@@ -110,6 +111,45 @@ def test_too_little_damping():
     kfac, text = said(damping=1e-12, kl_clip=1e-6)
     assert "The curvature is far above the damping" in text
     assert row(kfac.health(), "curvature")[2] == "too little damping"
+
+
+@pytest.mark.parametrize("damping", [100.0, 1e-12])
+def test_advice_on_the_damping_is_of_what_was_given(damping):
+    """Who has not passed a loss cannot leave it out."""
+    change = "Lower it" if damping > 1 else "Raise it"
+    for loss in (None, MeanLoss()):
+        table = trained(steps=2, damping=damping, kl_clip=1e-6, loss=loss).health()
+        advice = row(table, "curvature")[3]
+        assert advice.startswith(f"{change}, ")
+        assert "damping=natgrad.Relative()" in advice
+        assert ("leave loss=... out" in advice) == (loss is not None)
+
+
+def test_gradients_that_are_hardly_turned_come_with_what_to_do():
+    advice = row(trained(steps=2, damping=100.0).health(), "direction")[3]
+    assert advice.startswith("Lower the damping or pass damping=natgrad.Relative()")
+    advice = row(trained(steps=2, damping=Relative(1e4)).health(), "direction")[3]
+    assert advice == "Lower the damping, or batches are too small to show any curvature."
+
+
+def test_a_scale_that_does_not_matter_is_not_waited_for():
+    model = network()
+    optimizer = NaturalMuon(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(8, 12)), torch.arange(8) % 4).backward()
+        optimizer.step()
+    found = row(optimizer.kfac.health(), "loss")
+    assert found[1:3] == ("not looked for, as its scale does not matter here", "ok")
+    assert row(KFAC(network(), kl_clip=None).health(), "loss")[1] == "not seen yet"
+
+
+def test_residuals_say_what_the_loss_is():
+    model = network()
+    kfac = KFAC(model, kl_clip=None, curvature=GaussNewton())
+    kfac.residuals(model(torch.randn(8, 12))).backward()
+    kfac.step()
+    assert row(kfac.health(), "loss")[1] == "as residuals(...) say"
 
 
 def test_low_coverage_is_said_unless_it_is_meant():

@@ -73,6 +73,7 @@ class TestCoverage:
         assert rows["temperature"][:2] == ("1", "Mixed")
         assert rows["spare.bias"][-1] == "no statistics yet"
         assert rows["head.weight"][-1] == "left to the optimizer: excluded"
+        assert rows["frozen.weight"][-1] == "frozen"  # and left to nobody
         # 16 + 4, 4 + 4, 4 + 2; of these and 1 + 4 + 12 others that are trained.
         assert table.footer == "34 of 51 trained parameters preconditioned (66.7%)"
 
@@ -92,7 +93,7 @@ class TestCoverage:
         monkeypatch.setenv("COLUMNS", "140")
         text = str(self.trained().coverage())
         assert "─" in text
-        assert "left to the optimizer: frozen" in text
+        assert "left to the optimizer: excluded" in text
 
     def test_prints_without_rich(self, no_rich):
         table = self.trained().coverage()
