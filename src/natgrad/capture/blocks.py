@@ -83,6 +83,8 @@ class Block:
         self.watcher: Watcher | None = None  # sees updates before they are folded
         self.lost = ""  # what happened to a parameter that the model has no longer as it was
         self.asleep = False  # all its parameters are frozen, and may be trained again
+        self._refused = ""  # why statistics of a use could not be taken
+        self._fell_short: Tensor | None = None  # uses that were seen are not all that there are
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -125,6 +127,22 @@ class Block:
         none of them, or all are frozen and it is ``asleep``; no ``reason``: all are as they
         were."""
         self.lost, self.asleep = reason, asleep
+
+    @property
+    def refused(self) -> str:
+        """Why there are no statistics of a parameter that is used in a way that is not understood.
+        Reads a tensor, for reports."""
+        if not self._refused and self._fell_short is not None and bool(self._fell_short):
+            return "not all of its uses are seen where it is broadcast over samples"
+        return self._refused
+
+    def refuse(self, why: str) -> None:
+        """A use was seen that is not understood."""
+        self._refused = self._refused or f"in forward it {why}"
+
+    def fall_short(self, short: Tensor) -> None:
+        """At a step: whether the uses that were seen do not make up the gradient."""
+        self._fell_short = short
 
     # Statistics.
 

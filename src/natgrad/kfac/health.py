@@ -154,7 +154,7 @@ def _coverage(kfac: Looked) -> Row:
         if not p.requires_grad or chosen:
             continue
         block = blocks.get(id(p))
-        if block is not None and not block.lost:
+        if block is not None and not block.lost and (block.ready or not block.refused):
             covered += p.numel()
         else:
             left += p.numel()
@@ -175,7 +175,8 @@ def _coverage(kfac: Looked) -> Row:
 
 
 def _statistics(kfac: Looked) -> Row:
-    silent = [block for block in kfac.blocks if not block.lost and not block.ready]
+    mine = (block for block in kfac.blocks if not block.lost and not block.refused)
+    silent = [block for block in mine if not block.ready]
     if not silent or not kfac.steps:
         found = f"{len(kfac.blocks) - len(silent)} of {len(kfac.blocks)} blocks have theirs"
         return "statistics", found, "ok", ""

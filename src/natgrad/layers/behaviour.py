@@ -31,7 +31,7 @@ from natgrad.layers.base import Layer
 from natgrad.layers.called import call_of, called_layers
 from natgrad.layers.linear import RowInputs
 from natgrad.layers.norm import ChannelNorm, LayerNorm, RMSNorm
-from natgrad.layers.registry import by_behaviour, views_of_base
+from natgrad.layers.registry import Unknown, by_behaviour, views_of_base
 from natgrad.layers.scale import Scale
 
 _CLOSE = 2e-5  # relative; modules may compute in float32
@@ -79,7 +79,7 @@ def found(name: str, module: nn.Module) -> "Layer[Any] | list[Layer[Any]] | str 
             if _forward_is_that_of(base, module):
                 made = views(name, module)
                 return made if isinstance(made, Layer) else list(made)
-            other = f"its forward computes something else than that of {base.__name__}"
+            other = Unknown(f"its forward computes something else than that of {base.__name__}")
             return _tried(name, module) or _called_inside(name, module, base) or other
     return _tried(name, module)
 
