@@ -176,7 +176,7 @@ class PullBack:
         if self.is_shape:
             return g.reshape(len(g), -1)
         try:
-            return self._back(g, batched=True).flatten(1)
+            return self._back(g, batched=True).reshape(len(g), -1)
         except RuntimeError:  # a function that vmap does not know
             return torch.stack([self._back(one, batched=False).flatten() for one in g])
 

@@ -324,6 +324,9 @@ class _Entered:
         if self.name == "permute":
             order = self._sizes()
             return bool(order) and order[0] % t.ndim == 0
+        if self.name == "__getitem__":
+            index = self.args[1]
+            return isinstance(index, tuple) and index[:1] == (slice(None),)
         return self.name in _BY_ROWS and t.ndim > 1 and out.shape[0] == t.shape[0]
 
 
