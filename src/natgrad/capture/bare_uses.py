@@ -81,7 +81,7 @@ class BareCall:
     its way to the attention, are followed until the model's forward ends."""
 
     def __init__(self, capture: "Capture", given: Any) -> None:
-        self.capture, self.running = capture, True
+        self.capture, self.running, self.saving = capture, True, _saving()
         self.given = {_storage(t) for t in tensors_of(given)} - {0}
 
     def end(self) -> None:
@@ -92,6 +92,10 @@ class BareCall:
         if self.capture.ignores:
             return False
         return self.running or self.capture.inside or in_backward()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return _saving() is not self.saving
 
     @property
     def samples(self) -> int:
@@ -132,6 +136,12 @@ class BareCall:
 
     def refuse(self, root: Root, why: str) -> None:
         self.capture.account.refuse(root.use[0], why)
+
+
+def _saving() -> Any:
+    """What packs tensors that autograd saves: something else in each checkpoint."""
+    found = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if found is None else found[0]
 
 
 def mark_output(out: Any) -> None:

@@ -144,7 +144,7 @@ def discover(
             if id(parameter) not in biases:
                 reason = "its module computes its weight from it, and KFAC steps weights themselves"
             uncovered[full] = Uncovered(full, "", reason if parameter.requires_grad else "frozen")
-    if not blocks and not again:
+    if not again and all(isinstance(block.layers[0], Bare) for block in blocks):
         reasons = sorted({f"{u.kind or u.name}: {u.reason}" for u in uncovered.values()})
         raise CoverageError(
             f"{type(root).__name__} has no layer that KFAC can precondition "

@@ -57,6 +57,11 @@ class ModuleCall(Protocol):
         ...
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether what runs is a checkpoint inside of it, which is recomputed without its hooks."""
+        ...
+
+    @property
     def samples(self) -> int:
         """Their number; 1 if it is not known."""
         ...
@@ -151,6 +156,8 @@ class _Entered:
             return self._refused("is overwritten")
         if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in self.others):
             return self._refused("is used inside of a transform of torch.func")
+        if any(root.call.is_elsewhere for root in self.roots):
+            return self._refused("is used in a part of it that is checkpointed")
         data = [t for t in self.others if self.call.carries(t)]
         if self.name in _EXPANDING:
             return self._expanded()

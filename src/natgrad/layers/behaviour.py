@@ -41,6 +41,18 @@ _LOOKED_UP = 64
 _SCALES = (1.0, 3.0, 1e-2, 1e-3, 1e-5)
 
 
+# Whose parameters may be used in an expression; those of others are in products, or computed.
+_TABLES_AND_VECTORS = (
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+)
+
+
 class MatrixProduct(RowInputs):
     """A module that multiplies its input by its weight, ``[rows, inputs]`` or transposed."""
 
@@ -79,7 +91,9 @@ def found(name: str, module: nn.Module) -> "Layer[Any] | list[Layer[Any]] | str 
             if _forward_is_that_of(base, module):
                 made = views(name, module)
                 return made if isinstance(made, Layer) else list(made)
-            other = Unknown(f"its forward computes something else than that of {base.__name__}")
+            other = f"its forward computes something else than that of {base.__name__}"
+            if issubclass(base, _TABLES_AND_VECTORS):
+                other = Unknown(other)
             return _tried(name, module) or _called_inside(name, module, base) or other
     return _tried(name, module)
 
