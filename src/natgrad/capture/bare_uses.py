@@ -281,7 +281,8 @@ class _Entry:
         self.size: Tensor | None = None
 
     def add_total(self, g: Tensor) -> None:
-        g = g.flatten().to(_wide(g))
+        # A copy: what becomes of the gradient itself, DDP averages in place.
+        g = g.flatten().to(_wide(g), copy=True)
         self.total = g if self.total is None else self.total + g
 
     def add_seen(self, g: Tensor, pull: PullBack) -> None:

@@ -205,7 +205,9 @@ class _Entered:
     @property
     def _in_place(self) -> bool:
         one, two = self.name.endswith("_"), self.name.endswith("__")
-        return (one and not two) or (two and self.name.startswith("__i") and self.name != "__iter__")
+        return (one and not two) or (
+            two and self.name.startswith("__i") and self.name != "__iter__"
+        )
 
     # Functions.
 

@@ -1,9 +1,9 @@
 """Which hooks each module gets: where its layers' inputs and outputs are to be seen.
 
-    called as a module                        a forward hook on it
-    calls one function on its weight          a function mode for its forward (`FunctionHooks`)
-    attention, recurrent layers               a function mode of their own (`ProjectionHooks`)
-    uses a parameter in an expression         stand-ins for its forward (`BareHooks`)
+called as a module                        a forward hook on it
+calls one function on its weight          a function mode for its forward (`FunctionHooks`)
+attention, recurrent layers               a function mode of their own (`ProjectionHooks`)
+uses a parameter in an expression         stand-ins for its forward (`BareHooks`)
 """
 
 from collections.abc import Sequence

@@ -79,10 +79,10 @@ class Update:
         factors are kept: no rank may fold what another one drops."""
         device, short = self.team.device, self.capture.account.settle()
         none = torch.zeros((), dtype=torch.bool, device=device)
+        bad = [none if estimate is None else ~estimate.finite.to(device) for estimate in estimates]
         bad = [
-            none if estimate is None else ~estimate.finite.to(device) for estimate in estimates
+            one | short.get(block, none).to(device) for block, one in zip(blocks, bad, strict=True)
         ]
-        bad = [one | short.get(block, none).to(device) for block, one in zip(blocks, bad, strict=True)]
         found = torch.stack(bad).to(torch.float32)
         return (found if self.team.alone else self.team.total(found)) == 0
 

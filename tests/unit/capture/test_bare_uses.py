@@ -91,7 +91,9 @@ def test_gradients_are_those_of_the_model_alone(kind):
     assert not {"p", "q"} & {key for m in model.modules() for key in vars(m)}
 
 
-@pytest.mark.parametrize(("kind", "why"), bare.REFUSED.items(), ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(
+    ("kind", "why"), bare.REFUSED.items(), ids=lambda x: getattr(x, "__name__", "")
+)
 def test_what_is_not_understood_keeps_its_plain_gradient_and_says_why(kind, why):
     model, (x, y) = made(kind), batch()
     F.cross_entropy(model(x), y).backward()
@@ -145,7 +147,9 @@ def test_checkpointed(kind, reentrant):
 
         def forward(self, x):
             x = self.first(x)
-            return checkpoint(self.own, x, use_reentrant=reentrant) if self.training else self.own(x)
+            return (
+                checkpoint(self.own, x, use_reentrant=reentrant) if self.training else self.own(x)
+            )
 
     for outside in (Checkpointed, Around):
         model, (x, y) = made(outside), batch()
