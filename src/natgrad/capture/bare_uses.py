@@ -12,17 +12,17 @@ parameter computes with a stand-in of it, a tensor that sees every function it e
 It is exact whatever the function does with ``x`` and ``q``, and whatever ``f`` is, since autograd
 differentiates both. What matters is that a use is recognised. Samples are in front (or along the
 ``batch_axis`` that the user names), as everywhere. ``x`` carries them if it is what the module was
-called with, or if parameters of another module are in its graph. Numbers that need no gradient may
-be a mask as well as the features of a frozen network: what q makes with them is followed as *maybe*
-one row a sample, until it meets something that carries samples, or a layer.
+called with, or if the output of a layer is in its graph. Numbers that need no gradient may be a
+mask as well as the features of a frozen network: what q makes with them is followed as *maybe* one
+row a sample, until it meets something that carries samples, or a layer.
 
 Two things keep a use that is not understood out of the statistics. One that the stand-in sees says
-why (`Block.refuse`); of those that it cannot see (another module's reference, a function outside of
-torch) the sum over samples falls short of the gradient of the parameter, which a hook of its own
-shows (`Account`). Either way the block drops this update, on all ranks.
+why (`natgrad.capture.refusals`). Those that it cannot see (another reference to the parameter, a
+function outside of torch) are missing in the sum over samples, which is compared with the gradient
+of the parameter (`Account`). Either way the block drops this update, on all ranks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,9 @@ from natgrad.capture.inner_uses import passes_over
 from natgrad.capture.module_hooks import in_backward
 from natgrad.capture.output_hooks import observed
 from natgrad.capture.passes import tensors_of
-from natgrad.capture.stand_ins import Point, Root, nodes_behind, stand_in
+from natgrad.capture.points import Point, Root
+from natgrad.capture.stand_ins import stand_in
+from natgrad.layers.bare import Bare
 
 if TYPE_CHECKING:
     from natgrad.capture.hooks import Capture
@@ -45,7 +47,8 @@ class BareHooks:
     """On the module that has the parameters: they are stand-ins while its forward runs."""
 
     def __init__(self, capture: "Capture", uses: list["Use"]) -> None:
-        self.capture, self.uses = capture, uses
+        self.capture = capture
+        self.uses = [(block, u) for block, u in uses if isinstance(u, Bare)]
         self.calls: list[BareCall] = []
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -114,7 +117,7 @@ class BareCall:
             return given and _storage(t) in self.given
         if t.grad_fn is None or _storage(t) in self.given:
             return True  # the input of a checkpoint, or of the module
-        return any(_is_of_layer(node) for node in nodes_behind(t.grad_fn))
+        return any(_is_of_layer(node) for node in _nodes_behind(t.grad_fn))
 
     def take(self, root: Root, point: Point) -> None:
         capture, (block, _) = self.capture, root.use
@@ -123,10 +126,10 @@ class BareCall:
         this, rows = capture.current, point.expanded.shape[point.axis]
         if this is not None and in_backward() and not this.again:
             # The forward pass of a checkpoint with use_reentrant=True had no graph, and no points.
-            if this.hooked[block] == this.recomputed[block]:
-                this.calls[block] += 1
-                if this.added[block]:
-                    self.refuse(root, "is used in several checkpoints with use_reentrant=True")
+            found = this.hooked[block] == this.recomputed[block]
+            this.calls[block] += found
+            if found and this.added[block]:
+                self.refuse(root, "is used in several checkpoints with use_reentrant=True")
         samples = None if this is None else this.samples
         pull = PullBack(point, root.start, samples)
         point.expanded.register_hook(_Seen(capture, block, pull))
@@ -148,7 +151,8 @@ def mark_output(out: Any) -> None:
     """A layer has made this tensor, so that what is computed of it carries samples."""
     node = out.grad_fn if isinstance(out, Tensor) else None
     if node is not None:
-        node.metadata[_MARK] = True
+        kept: Any = node.metadata
+        kept[_MARK] = True
 
 
 _MARK = "natgrad: of a layer"
@@ -166,6 +170,19 @@ def _storage(t: Tensor) -> int:
     if torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta or t.is_sparse:
         return 0
     return t.untyped_storage().data_ptr()
+
+
+def _nodes_behind(node: Any, limit: int = 20_000) -> Iterator[Any]:
+    """The nodes of a graph, at most so many."""
+    seen: set[Any] = set()
+    left = [node]
+    while left and len(seen) < limit:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        left += [below for below, _ in node.next_functions]
 
 
 class PullBack:
@@ -254,7 +271,7 @@ class Account:
 
     def refuse(self, block: Block, why: str) -> None:
         self.of(block).refused = True
-        block.refuse(why)
+        block.refusals.add(why)
 
     def leave_out(self, block: Block) -> None:
         """Some of its uses are none of the statistics', so its gradient is more than theirs."""
@@ -265,7 +282,7 @@ class Account:
         remember it."""
         found = {block: entry.short() for block, entry in self._entries.items()}
         for block, short in found.items():
-            block.fall_short(short)
+            block.refusals.fall_short(short)
         return found
 
 
@@ -299,7 +316,8 @@ class _Entry:
             return torch.tensor(self.refused)
         if self.seen is None or self.size is None:
             return self.total.any()
-        return (self.seen - self.total).norm() > self.size
+        apart: Tensor = (self.seen - self.total).norm() > self.size
+        return apart
 
 
 _CLOSE, _ROUNDINGS = 1e-4, 16.0

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from natgrad.capture.averages import NewEstimate, NewSums, RunningFactor
 from natgrad.capture.change_rates import Watcher
+from natgrad.capture.refusals import Refusals
 from natgrad.damping import Damping
 from natgrad.errors import SettingError
 from natgrad.inverses import Decomposed, DecomposedFactor, Diagonalization, Inverse, Parts
@@ -83,8 +84,7 @@ class Block:
         self.watcher: Watcher | None = None  # sees updates before they are folded
         self.lost = ""  # what happened to a parameter that the model has no longer as it was
         self.asleep = False  # all its parameters are frozen, and may be trained again
-        self._refused = ""  # why statistics of a use could not be taken
-        self._fell_short: Tensor | None = None  # uses that were seen are not all that there are
+        self.refusals = Refusals()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -130,19 +130,8 @@ class Block:
 
     @property
     def refused(self) -> str:
-        """Why there are no statistics of a parameter that is used in a way that is not understood.
-        Reads a tensor, for reports."""
-        if not self._refused and self._fell_short is not None and bool(self._fell_short):
-            return "not all of its uses are seen where it is broadcast over samples"
-        return self._refused
-
-    def refuse(self, why: str) -> None:
-        """A use was seen that is not understood."""
-        self._refused = self._refused or f"in forward it {why}"
-
-    def fall_short(self, short: Tensor) -> None:
-        """At a step: whether the uses that were seen do not make up the gradient."""
-        self._fell_short = short
+        """Why no statistics of it can be taken, if a use of it was not understood; for reports."""
+        return self.refusals.reason()
 
     # Statistics.
 

@@ -14,14 +14,14 @@ be those of samples, and forgotten where they do not: what follows then is expan
 Nothing is guessed of a function that is not listed below: with samples in it the use is refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from natgrad.capture.passes import tensors_of
+from natgrad.capture.points import Point, Root
 
 # Functions whose tensors are broadcast to one shape, entry by entry.
 _PAIRS = ("add", "sub", "mul", "truediv", "pow")
@@ -46,72 +46,6 @@ _PICKING = {
     *("transpose", "swapaxes", "permute", "movedim", "squeeze", "t", "view_as", "reshape_as"),
 }
 Function = Callable[..., Any]
-
-
-class ModuleCall(Protocol):
-    """One call of the module that has the parameter."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether its forward pass is still running."""
-        ...
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether what runs is a checkpoint inside of it, which is recomputed without its hooks."""
-        ...
-
-    @property
-    def samples(self) -> int:
-        """Their number; 1 if it is not known."""
-        ...
-
-    @property
-    def axis(self) -> int:
-        """Where samples are in a tensor that carries them."""
-        ...
-
-    def carries(self, t: Tensor) -> bool:
-        """Whether a tensor has samples along that axis."""
-        ...
-
-    def take(self, root: "Root", point: "Point") -> None:
-        """The rows of a point are those of samples."""
-        ...
-
-    def refuse(self, root: "Root", why: str) -> None:
-        """A use of a parameter is not understood."""
-        ...
-
-
-@dataclass(eq=False)
-class Root:
-    """A parameter behind a stand-in. ``start``: the stand-in as a plain tensor; ``use``: the block
-    and layer of the parameter."""
-
-    call: ModuleCall
-    use: Any
-    start: Tensor
-
-
-@dataclass(eq=False)
-class Point:
-    """``source`` (or what it is once leading axes of size 1 are added), expanded along ``axis``.
-
-    ``numbers``: it waits as it met numbers without a gradient, not as it was expanded by hand."""
-
-    source: Tensor
-    expanded: Tensor
-    axis: int
-    roots: tuple[Root, ...]
-    numbers: bool = False
-    taken: bool = False
-
-    def take(self) -> None:
-        if not self.taken:
-            self.taken = True
-            for root in self.roots:
-                root.call.take(root, self)
 
 
 class StandIn(Tensor):
@@ -275,10 +209,9 @@ class _Entered:
         for t in mine:
             if t.points:
                 return t
-        for t in self.others:
-            if t.ndim and not t.requires_grad and t.shape[0] % self.call.samples == 0:
-                return t
-        return None
+        samples = self.call.samples
+        found = (t for t in self.others if t.ndim and not t.requires_grad)
+        return next((t for t in found if t.shape[0] % samples == 0), None)
 
     def _attention(self, data: list[Tensor]) -> Any:
         """The mask that is added to scores."""
@@ -293,7 +226,7 @@ class _Entered:
 
     def _joined(self, data: list[Tensor]) -> Any:
         """Of ``cat``: parts with rows for all samples."""
-        where = self.kwargs.get("dim", self.kwargs.get("axis", self.args[1:2] or 0))
+        where: Any = self.kwargs.get("dim", self.kwargs.get("axis", self.args[1:2] or 0))
         where = where[0] if isinstance(where, tuple) else where
         out = self._run({})
         points = {point: None for t in self.mine for point in t.points}
@@ -332,7 +265,7 @@ class _Entered:
             return 0 not in (int(d) % t.ndim for d in (*self.args[1:], *self.kwargs.values()))
         if self.name == "permute":
             order = self._sizes()
-            return bool(order) and order[0] % t.ndim == 0
+            return bool(order and order[0] % t.ndim == 0)
         if self.name == "__getitem__":
             index = self.args[1]
             return isinstance(index, tuple) and index[:1] == (slice(None),)
@@ -359,16 +292,3 @@ def _put(value: Any, instead: dict[int, Tensor]) -> Any:
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return type(value)(_put(item, instead) for item in value)
     return value
-
-
-def nodes_behind(node: Any, limit: int = 20_000) -> Iterator[Any]:
-    """The nodes of a graph, at most so many."""
-    seen: set[Any] = set()
-    left = [node]
-    while left and len(seen) < limit:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        left += [below for below, _ in node.next_functions]
