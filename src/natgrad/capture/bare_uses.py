@@ -242,15 +242,15 @@ class Account:
     accelerator has to wait."""
 
     def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
-        self._entries: dict[Block, _Entry] = {}
+        self.handles: list[RemovableHandle] = []
+        self.entries: dict[Block, _Entry] = {}
 
     def __deepcopy__(self, memo: Any) -> "Account":
         return Account()  # copied parameters have no hooks
 
     def clear(self) -> None:
         """A new step."""
-        self._entries = {}
+        self.entries = {}
 
     def open(self, capture: "Capture", blocks: Iterable[Block]) -> None:
         """Watch the gradients of their parameters."""
@@ -259,15 +259,15 @@ class Account:
             (parameter,) = block.parameters
             if parameter.requires_grad:
                 hook = parameter.register_hook(_Total(self, capture, block))
-                self._handles.append(hook)
+                self.handles.append(hook)
 
     def close(self) -> None:
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
-        self._handles = []
+        self.handles = []
 
     def of(self, block: Block) -> "_Entry":
-        return self._entries.setdefault(block, _Entry())
+        return self.entries.setdefault(block, _Entry())
 
     def refuse(self, block: Block, why: str) -> None:
         self.of(block).refused = True
@@ -280,7 +280,7 @@ class Account:
     def settle(self) -> dict[Block, Tensor]:
         """The step is over: whether uses of these blocks were not understood, ``[]`` of bools; they
         remember it."""
-        found = {block: entry.short() for block, entry in self._entries.items()}
+        found = {block: entry.short() for block, entry in self.entries.items()}
         for block, short in found.items():
             block.refusals.fall_short(short)
         return found

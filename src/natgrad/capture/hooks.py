@@ -110,7 +110,8 @@ class Capture:
             return
         self.armed = True
         self._watches, wanted = watches_of(self, self.uses)
-        self.account.open(self, (b for b, layer in self.uses if isinstance(layer, Bare)))
+        if bare := [block for block, layer in self.uses if isinstance(layer, Bare)]:
+            self.account.open(self, bare)
         self._layer_hooks.add(wanted)
 
     def disarm(self) -> None:
@@ -118,7 +119,8 @@ class Capture:
             watch.leave(module, (), None)
         self._watches = {}
         self._layer_hooks.remove()
-        self.account.close()
+        if self.account.handles:
+            self.account.close()
         self.armed = False
 
     def rewire(self, uses: list[Use]) -> None:
@@ -151,7 +153,8 @@ class Capture:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}
         self.backwards.forget()
-        self.account.clear()
+        if self.account.entries:
+            self.account.clear()
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""

@@ -158,7 +158,8 @@ def _coverage(kfac: Looked) -> Row:
             covered += p.numel()
         else:
             left += p.numel()
-            kind = (why.kind if why is not None else "") or "parameters outside of layers"
+            kind = block.kind if block is not None else why.kind if why is not None else ""
+            kind = kind or "parameters outside of layers"
             kinds[kind] = kinds.get(kind, 0) + p.numel()
     share = covered / max(1, covered + left)
     text = f"{100 * share:.1f}% of trained parameters are preconditioned"

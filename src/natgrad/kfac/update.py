@@ -77,7 +77,8 @@ class Update:
     def _fit(self, blocks: list[Block], estimates: list[NewEstimate | None]) -> Tensor:
         """Whether each block's estimates are numbers, of all uses of its parameters, wherever its
         factors are kept: no rank may fold what another one drops."""
-        device, short = self.team.device, self.capture.account.settle()
+        device, account = self.team.device, self.capture.account
+        short = account.settle() if account.entries else {}
         none = torch.zeros((), dtype=torch.bool, device=device)
         bad = [none if estimate is None else ~estimate.finite.to(device) for estimate in estimates]
         bad = [
