@@ -36,9 +36,16 @@ def watches_of(
     for use in [use for use in uses if use[0].factors]:
         by_module.setdefault(use[1].module, []).append(use)
     watches: dict[nn.Module, Watch] = {}
+    watch: Watch | None
     wanted: list[Registration] = []
     for module, own in by_module.items():
-        watch = _watch_of(capture, own)
+        layer, watch = own[0][1], None
+        if isinstance(layer, Bare):
+            watch = BareHooks(capture, own)
+        elif layer.call is not None:
+            watch = FunctionHooks(capture, own)
+        elif isinstance(layer, Projection):
+            watch = ProjectionHooks(capture, own)
         if watch is not None:
             watches[module] = watch
             wanted += [
@@ -51,15 +58,6 @@ def watches_of(
             how = {"prepend": True, "with_kwargs": True}
             wanted.append((module.register_forward_hook, _ForwardHook(capture, use), how))
     return watches, wanted
-
-
-def _watch_of(capture: "Capture", uses: list["Use"]) -> Watch | None:
-    layer = uses[0][1]
-    if isinstance(layer, Bare):
-        return BareHooks(capture, uses)
-    if layer.call is not None:
-        return FunctionHooks(capture, uses)
-    return ProjectionHooks(capture, uses) if isinstance(layer, Projection) else None
 
 
 class _ForwardHook:

@@ -176,8 +176,7 @@ def _coverage(kfac: Looked) -> Row:
 
 
 def _statistics(kfac: Looked) -> Row:
-    mine = (block for block in kfac.blocks if not block.lost and not block.refused)
-    silent = [block for block in mine if not block.ready]
+    silent = [b for b in kfac.blocks if not b.lost and not b.ready and not b.refused]
     if not silent or not kfac.steps:
         found = f"{len(kfac.blocks) - len(silent)} of {len(kfac.blocks)} blocks have theirs"
         return "statistics", found, "ok", ""
