@@ -1,12 +1,14 @@
 """What K-FAC covers of other people's models and what it costs: `-m benchmarks.model_gallery`.
 
 Full sizes are made on the meta device, without numbers: the share of the trained parameters that
-have a block (less those in expressions that the first step of a small size does not understand), how many blocks there are, why the others have none, and the bytes that the plan
-counts for one process, also as a multiple of the weights. Small ones, with random weights, are
-trained on one batch: plain SGD and K-FAC take turns in one process, and the cost of a step is that
-of a cycle with update every 10 and refresh every 100 steps, put together from three kinds of step
-(`benchmarks.timing`). Small models are the worst case: decompositions do not shrink as fast as
-the products of a batch of four.
+have a block, how many blocks there are, why the others have none, and the bytes that the plan
+counts for one process, also as a multiple of the weights. Parameters that are used in expressions
+are left out where the first step of the small size does not understand that.
+
+Small ones, with random weights, are trained on one batch: plain SGD and K-FAC take turns in one
+process, and the cost of a step is that of a cycle with update every 10 and refresh every 100 steps,
+put together from three kinds of step (`benchmarks.timing`). Small models are the worst case:
+decompositions do not shrink as fast as the products of a batch of four.
 
 `--no-times` leaves the cost out, and takes minutes less. Models of libraries that are not installed
 are left out.

@@ -57,6 +57,7 @@ def test_small_ones_train(name):
     step = model_gallery.Trainer(entry, entry.build(False), "both")
     step()
     assert step.kfac is not None
-    assert all(block.ready for block in step.kfac.blocks)
+    used = [b for b in step.kfac.blocks if not b.name.endswith("mask_token")]  # for masked images
+    assert all(block.ready for block in used)
     left = {why.kind for why in step.kfac.uncovered.values()}
     assert not left & {"GemmaTextScaledWordEmbedding", "Dinov2LayerScale"}

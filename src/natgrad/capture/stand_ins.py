@@ -102,6 +102,8 @@ class _Entered:
             return self._attention(data)
         if self.name in _JOINING:
             return self._joined(data)
+        if data and self.name == "__getitem__" and self.args[1] is data[0]:
+            return self._looked_up(data[0])
         if data:
             return self._beside(data)
         out = self._run({})
@@ -247,6 +249,16 @@ class _Entered:
             elif not t.points or t.shape[0] != rows:
                 return self._refused("is joined with samples")
         return self._taken(self._run(instead) if instead else out, points)
+
+    def _looked_up(self, rows: Tensor) -> Any:
+        """Of ``q[rows]`` with rows ``[n, …]`` that each sample has for itself."""
+        n, q = rows.shape[0], self.args[0]
+        whole = not rows.is_floating_point() and rows.dtype != torch.bool
+        if self.call.axis or not whole or not isinstance(q, StandIn) or n % self.call.samples:
+            return self._refused("is looked up in a way that is not known")
+        point = _expanded(q, (n, *q.shape), 0, numbers=False)
+        each = torch.arange(n, device=rows.device).view(-1, *[1] * (rows.ndim - 1))
+        return self._taken(point.expanded[each, rows], [point])
 
     def _beside(self, data: list[Tensor]) -> Any:
         """Any other function with samples in it: products of batches of matrices are known."""

@@ -26,6 +26,7 @@ from natgrad.damping import Relative
 from natgrad.geometry import Euclidean
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.settings import KFACSettings
+from natgrad.layers.bare import Bare
 from natgrad.tables import Column, Table, seconds_text
 
 SPEAKS_AT, AT_LATEST = 50, 100  # steps after which it warns, with three refreshes or without
@@ -176,7 +177,9 @@ def _coverage(kfac: Looked) -> Row:
 
 
 def _statistics(kfac: Looked) -> Row:
-    silent = [b for b in kfac.blocks if not b.lost and not b.ready and not b.refused]
+    # A token for masked images that are not trained on has no gradient, and is missed by nobody.
+    named = [b for b in kfac.blocks if not isinstance(b.layers[0], Bare)]
+    silent = [block for block in named if not block.lost and not block.ready]
     if not silent or not kfac.steps:
         found = f"{len(kfac.blocks) - len(silent)} of {len(kfac.blocks)} blocks have theirs"
         return "statistics", found, "ok", ""
