@@ -200,10 +200,11 @@ class PullBack:
         if samples and n != samples and n % samples == 0:
             g = g.reshape(samples, n // samples, *g.shape[1:]).sum(1)
         g = g.reshape(len(g), *self.source.shape)
-        if self.is_shape:
-            return g.reshape(len(g), -1)
+        numel = self.start.numel()
+        if self.is_shape or not len(g):
+            return g.reshape(len(g), numel) if self.is_shape else g.new_zeros(0, numel)
         try:
-            return self._back(g, batched=True).reshape(len(g), -1)
+            return self._back(g, batched=True).reshape(len(g), numel)
         except RuntimeError:  # a function that vmap does not know
             return torch.stack([self._back(one, batched=False).flatten() for one in g])
 

@@ -69,7 +69,8 @@ class Choice:
     max_dim: int | None = None
     without_statistics: bool = False  # whether steps need no curvature
     in_basis: bool = False  # whether steps measure along the vectors of eigenbases
-    bare: bool = False  # whether a parameter that is no matrix of a layer has a block
+    # Whether a parameter that is no matrix of a layer has a block: not if steps are of matrices.
+    bare: bool | None = None
 
 
 def discover(
@@ -103,7 +104,7 @@ def discover(
                 elif isinstance(reason, Unknown) and not is_sharded(parameter):
                     if choice.bare:
                         bare.append(_placed(Bare(full, module, short), name, choice))
-                    else:
+                    elif choice.bare is not None:
                         reason = f"{reason}, and {_OF_MATRICES}"
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
             if choice.without_statistics:
@@ -132,7 +133,7 @@ def discover(
             choice.half_products,
             choice.in_basis,
         )
-        for group in _tied(layers, biases=choice.bare)
+        for group in _tied(layers, biases=bool(choice.bare))
     ]
     covered = {id(p) for block in blocks for p in block.parameters}
     for full, parameter in root.named_parameters():
@@ -190,6 +191,8 @@ def _structure(group: Sequence[Layer[Any]], choice: Choice) -> Structure:
                 f"The function passed as structure returned {chosen!r} for {layer.kind} "
                 f"{layer.name!r}; return a structure such as natgrad.Kronecker()."
             )
+        if layer.prefers_diagonal and not chosen.fits(layer):
+            chosen = Diagonal()
     chosen.check(choice.inverse)
     return chosen if choice.max_dim is None else chosen.narrowed(group, choice.max_dim)
 

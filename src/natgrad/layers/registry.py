@@ -115,9 +115,9 @@ def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
                 return found if isinstance(found, str) else _listed(found)
     except NotCovered as why:
         return str(why)
-    why = f"no layer is registered for {_name_of(type(module))}"
+    none = f"no layer is registered for {_name_of(type(module))}"
     # What torch's own modules do is known: none of them uses a parameter in an expression.
-    return why if type(module).__module__.startswith("torch.") else Unknown(why)
+    return none if type(module).__module__.startswith("torch.") else Unknown(none)
 
 
 def _listed(made: "Layer[Any] | Sequence[Layer[Any]]") -> "list[Layer[Any]]":

@@ -1,7 +1,8 @@
 """Bare parameters: blocks of whole gradients, by stand-ins in the module's own forward."""
 
 import copy
-from itertools import combinations
+import gc
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -10,7 +11,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bare_modules as bare
-from natgrad import KFAC, Diagonal, ExactFisher, Full, MeanLoss, NaturalMuon
+from natgrad import (
+    EKFAC,
+    KFAC,
+    Cholesky,
+    Diagonal,
+    Eigen,
+    ExactFisher,
+    Full,
+    Kronecker,
+    MeanLoss,
+    NaturalMuon,
+    UnitWise,
+)
+from natgrad.capture.bare_uses import BareCall, PullBack
+from natgrad.capture.points import Point
+from natgrad.capture.stand_ins import StandIn
 from natgrad.errors import CoverageError
 
 DAMPING = 0.1
@@ -203,13 +219,60 @@ def test_under_autocast_it_is_that_of_float32_but_for_rounding(kind):
     assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
 
 
-def test_all_of_the_block_of_a_small_one():
+STRUCTURES = {
+    "expand": Kronecker(),
+    "reduce": Kronecker(sharing="reduce"),
+    "traces": Kronecker(sharing="traces"),
+    "ekfac": EKFAC(),
+    "unitwise": UnitWise(),
+    "diagonal": Diagonal(),
+    "full": Full(),
+}
+INVERSES = [Eigen(), Cholesky()]
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["all", "each"])
+@pytest.mark.parametrize(("name", "inverse"), [*product(STRUCTURES, INVERSES)], ids=str)
+def test_structures_hold_for_it_or_are_the_diagonal(name, inverse, each):
+    structure = STRUCTURES[name]
+    if name == "ekfac" and isinstance(inverse, Cholesky):
+        pytest.skip("EKFAC needs an eigenbasis")
     model, (x, y) = made(bare.Scaled), batch()
-    kfac = kfac_of(model, structure=Full())
+    given = (lambda layer: structure) if each else structure
+    kfac = kfac_of(model, structure=given, inverse=inverse)
     step(kfac, model, x, y)
     rows = gradients_of_samples(model, "p", x, y)
-    dense = rows.mT @ rows / N + DAMPING * torch.eye(bare.WIDTH, dtype=rows.dtype)
-    close(model.p.grad, torch.linalg.solve(dense, rows.mean(0)))
+    dense = rows.mT @ rows / N
+    dense = dense if name == "full" else dense.diagonal().diag()
+    damped = dense + DAMPING * torch.eye(bare.WIDTH, dtype=rows.dtype)
+    close(model.p.grad, torch.linalg.solve(damped, rows.mean(0)))
+
+
+def test_an_empty_batch_adds_nothing():
+    found = []
+    for parts in (slice(0, 8),), (slice(0, 0), slice(0, 8)):
+        model, (x, y) = made(bare.Decay), batch()
+        kfac = kfac_of(model)
+        for some in parts if isinstance(parts, tuple) else (parts,):
+            (F.cross_entropy(model(x[some]), y[some], reduction="sum") / N).backward()
+        kfac.step()
+        found.append(model.p.grad)
+    close(*found)
+
+
+def test_nothing_is_left_of_a_graph():
+    model, (x, y) = made(bare.Decay), batch()
+    kfac = kfac_of(model)
+    step(kfac, model, x, y)
+    gc.collect()
+    gc.disable()  # references alone
+    try:
+        for _ in range(2):
+            step(kfac, model, x, y)
+        kinds = (StandIn, PullBack, Point, BareCall)
+        assert not [o for o in gc.get_objects() if type(o) in kinds]
+    finally:
+        gc.enable()
 
 
 def test_drawn_targets():
