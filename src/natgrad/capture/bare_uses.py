@@ -259,8 +259,7 @@ class Account:
         for block in dict.fromkeys(blocks):
             (parameter,) = block.parameters
             if parameter.requires_grad:
-                hook = parameter.register_hook(_Total(self, capture, block))
-                self.handles.append(hook)
+                self.handles.append(parameter.register_hook(_Total(self, capture, block)))
 
     def close(self) -> None:
         for handle in self.handles:
@@ -299,8 +298,7 @@ class _Entry:
         self.size: Tensor | None = None
 
     def add_total(self, g: Tensor) -> None:
-        # A copy: what becomes of the gradient itself, DDP averages in place.
-        g = g.flatten().to(_wide(g), copy=True)
+        g = g.flatten().to(_wide(g), copy=True)  # DDP averages the gradient itself in place
         self.total = g if self.total is None else self.total + g
 
     def add_seen(self, g: Tensor, pull: PullBack) -> None:
@@ -334,9 +332,11 @@ class _Total:
     def __init__(self, account: Account, capture: "Capture", block: Block) -> None:
         self.account, self.capture, self.block = account, capture, block
 
-    def __call__(self, g: Tensor) -> None:
+    def __call__(self, g: Tensor) -> Tensor:
         if not torch.is_grad_enabled() and self.capture.root not in observed:
             self.account.of(self.block).add_total(g.detach())
+        # Of a batch of one, several parameters may have one tensor, which would be stepped twice.
+        return g.clone()
 
 
 class _Seen:

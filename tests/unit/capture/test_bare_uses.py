@@ -92,6 +92,16 @@ def test_a_step_is_that_of_the_dense_fisher_matrix(kind):
 
 
 @pytest.mark.parametrize("kind", bare.UNDERSTOOD, ids=lambda kind: kind.__name__)
+def test_as_many_samples_as_something_else_has_entries(kind):
+    """Tokens, heads, windows or features; and a batch of one, where all gradients are one."""
+    for n in (1, bare.TOKENS):
+        model, (x, y) = made(kind), batch(n)
+        step(kfac_of(model), model, x, y)
+        for name in bare_names(model):
+            close(model.get_parameter(name).grad, expected(model, name, x, y))
+
+
+@pytest.mark.parametrize("kind", bare.UNDERSTOOD, ids=lambda kind: kind.__name__)
 def test_gradients_are_those_of_the_model_alone(kind):
     """On steps that take statistics as on all others."""
     model, (x, y) = made(kind), batch()
