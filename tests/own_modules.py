@@ -151,3 +151,26 @@ class LayerScale(nn.Module):
 
     def forward(self, x):
         return x.mul(self.gamma)
+
+
+class Router(nn.Module):
+    """As Mixtral's and GPT-OSS's: logits, the scores of the experts that are taken, and which."""
+
+    def __init__(self, width, experts, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width))
+        self.bias = nn.Parameter(torch.randn(experts)) if bias else None
+
+    def forward(self, x):
+        logits = F.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        scores, taken = torch.topk(logits.softmax(-1), 2, dim=-1)
+        scores /= scores.sum(-1, keepdim=True)
+        return logits, scores, taken
+
+
+class RouterWithScale(Router):
+    """The weight enters a second time."""
+
+    def forward(self, x):
+        logits, scores, taken = super().forward(x)
+        return logits * self.weight.norm(dim=1), scores, taken

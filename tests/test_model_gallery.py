@@ -13,10 +13,10 @@ class Toy(nn.Module):
         super().__init__()
         self.first, self.act = nn.Linear(4, width), nn.PReLU(width)
         self.last = nn.Linear(width, 3)
-        self.shift = nn.Parameter(torch.zeros(3))
+        self.shift, self.turn = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.eye(3))
 
     def forward(self, x):
-        return self.last(self.act(self.first(x))) + self.shift
+        return self.last(self.act(self.first(x))) @ self.turn + self.shift
 
 
 TOY = GalleryModel(
@@ -30,14 +30,15 @@ TOY = GalleryModel(
 
 def test_what_is_covered_at_full_size():
     found = model_gallery.covered(TOY)
-    linear = 1000 * 5 + 3 * 1001
-    assert (found.parameters, found.covered, found.blocks) == (linear + 1000 + 3, linear, 2)
-    assert dict(found.left) == {"`weight` of PReLU": 1000, "`shift` of Toy": 3}
+    known = 1000 * 5 + 3 * 1001 + 3
+    assert (found.parameters, found.covered, found.blocks) == (known + 1000 + 9, known, 3)
+    why = "in forward it enters matmul()"
+    assert dict(found.left) == {"`weight` of PReLU": 1000, f"`turn` of Toy: {why}": 9}
     assert found.weights == 4 * found.parameters
     assert found.bytes > 4 * (5 * 5 + 1000 * 1000)  # two factors of the first layer
     cells = model_gallery.cells(TOY, found, None)
-    assert cells[2:5] == ("9.01k", "88.9%", "2")
-    assert cells[-1] == "`weight` of PReLU (1k); `shift` of Toy (3)"
+    assert cells[2:5] == ("9.02k", "88.8%", "3")
+    assert cells[-1] == f"`weight` of PReLU (1k); `turn` of Toy: {why} (9)"
 
 
 def test_what_a_step_costs():
@@ -56,6 +57,7 @@ def test_small_ones_train(name):
     step = model_gallery.Trainer(entry, entry.build(False), "both")
     step()
     assert step.kfac is not None
-    assert all(block.ready for block in step.kfac.blocks)
+    used = [b for b in step.kfac.blocks if not b.name.endswith("mask_token")]  # for masked images
+    assert all(block.ready for block in used)
     left = {why.kind for why in step.kfac.uncovered.values()}
     assert not left & {"GemmaTextScaledWordEmbedding", "Dinov2LayerScale"}

@@ -177,6 +177,7 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
                 max_dim,
                 motion.does_without,
                 geometry.measures_in_basis,
+                motion.takes_vectors,
             )
             self.blocks, self.uncovered = discover(self.model, choice)
             motion.check(self.blocks)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from natgrad.capture.averages import NewEstimate, NewSums, RunningFactor
 from natgrad.capture.change_rates import Watcher
+from natgrad.capture.refusals import Refusals
 from natgrad.damping import Damping
 from natgrad.errors import SettingError
 from natgrad.inverses import Decomposed, DecomposedFactor, Diagonalization, Inverse, Parts
@@ -83,6 +84,7 @@ class Block:
         self.watcher: Watcher | None = None  # sees updates before they are folded
         self.lost = ""  # what happened to a parameter that the model has no longer as it was
         self.asleep = False  # all its parameters are frozen, and may be trained again
+        self.refusals = Refusals()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -125,6 +127,11 @@ class Block:
         none of them, or all are frozen and it is ``asleep``; no ``reason``: all are as they
         were."""
         self.lost, self.asleep = reason, asleep
+
+    @property
+    def refused(self) -> str:
+        """Why no statistics of it can be taken, if a use of it was not understood; for reports."""
+        return self.refusals.reason()
 
     # Statistics.
 

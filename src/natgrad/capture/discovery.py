@@ -11,9 +11,10 @@ comes first and says how the weight is a matrix, and the head becomes a `TiedHea
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,16 +22,21 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from natgrad.capture.blocks import Block
+from natgrad.comm.layouts import is_sharded
 from natgrad.errors import CoverageError
 from natgrad.inverses import Inverse
 from natgrad.layers import Elementwise, Layer, layers_of, registered
+from natgrad.layers.bare import Bare
 from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.layers.experts import Expert, experts_of
 from natgrad.layers.functional import Projection
 from natgrad.layers.linear import Linear
+from natgrad.layers.registry import Unknown
 from natgrad.layers.row_parts import RowPart, Split, parts_of
-from natgrad.structures import Identity, Kronecker, Structure, UnitWise
+from natgrad.structures import Diagonal, Identity, Kronecker, Structure, UnitWise
+from natgrad.structures.per_sample import PerSample
 
+L = TypeVar("L", bound=Layer[Any])
 Pattern = str | nn.Module
 EXCLUDED, NOT_INCLUDED = "excluded", "not among include"
 FROZEN = "frozen"
@@ -64,6 +70,8 @@ class Choice:
     max_dim: int | None = None
     without_statistics: bool = False  # whether steps need no curvature
     in_basis: bool = False  # whether steps measure along the vectors of eigenbases
+    # Whether a parameter that is no matrix of a layer has a block: not if steps are of matrices.
+    bare: bool | None = None
 
 
 def discover(
@@ -73,6 +81,7 @@ def discover(
     ``again``: what was there at first may have gone since, with all that a pattern matched."""
     uncovered: dict[str, Uncovered] = {}
     layers: list[Layer[Any]] = []
+    bare: list[Bare] = []
     claimed: set[nn.Module] = set()
     if not again:
         _check_patterns(root, choice)
@@ -93,6 +102,11 @@ def discover(
                 reason = views if parameter.requires_grad else FROZEN
                 if id(parameter) in stacked:
                     reason = _UNSEEN
+                elif isinstance(reason, Unknown) and not is_sharded(parameter):
+                    if choice.bare:
+                        bare.append(_placed(Bare(full, module, short), name, choice))
+                    elif choice.bare is not None:
+                        reason = f"{reason}, and {_OF_MATRICES}"
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
             if choice.without_statistics:
                 layers += experts
@@ -104,12 +118,11 @@ def discover(
             for part in (parts_of(layer, choice.split, parent) if layer.call is None else [layer])
         ]
         for layer in views:
-            axis = _axis(name, module, choice)
-            layer.axis_given = axis is not None
-            layer.batch_axis = choice.batch_axis if axis is None else axis
-            claimed.update(layer.claims)
+            claimed.update(_placed(layer, name, choice).claims)
         layers += [layer for layer in views if layer.parameters]
     biases = {id(layer.bias) for layer in layers}  # before ties part some from their weights
+    seen = {id(p) for layer in layers for p in layer.parameters}
+    layers += [u for u in bare if u.weight is not None and id(u.weight) not in seen]
     blocks = [
         Block(
             group[0].name,
@@ -121,7 +134,7 @@ def discover(
             choice.half_products,
             choice.in_basis,
         )
-        for group in _tied(layers)
+        for group in _tied(layers, biases=bool(choice.bare))
     ]
     covered = {id(p) for block in blocks for p in block.parameters}
     for full, parameter in root.named_parameters():
@@ -133,10 +146,14 @@ def discover(
             if id(parameter) not in biases:
                 reason = "its module computes its weight from it, and KFAC steps weights themselves"
             uncovered[full] = Uncovered(full, "", reason if parameter.requires_grad else FROZEN)
-    if not blocks and not again:
+    if not again and all(isinstance(block.layers[0], Bare) for block in blocks):
+        kinds = [(block.name, type(block.layers[0].module).__name__) for block in blocks]
+        alone = [
+            Uncovered(name, kind, f"no layer is registered for {kind}") for name, kind in kinds
+        ]
         raise CoverageError(
             f"{type(root).__name__} has no layer that KFAC can precondition "
-            f"({_reasons(uncovered.values())}). Supported are "
+            f"({_reasons([*uncovered.values(), *alone])}). Supported are "
             f"{', '.join(registered())}; add your own with @natgrad.register."
         )
     return blocks, uncovered
@@ -159,6 +176,7 @@ def _reasons(uncovered: Iterable[Uncovered]) -> str:
 
 
 _REASONS = 8  # that an error lists
+_OF_MATRICES = "steps of this geometry are of matrices"
 _UNSEEN = (
     "inputs of single experts are not seen, and this geometry and length need curvature: use "
     "natgrad.Spectral() with natgrad.Rms()"
@@ -171,6 +189,8 @@ def clean(name: str) -> str:
 
 
 def default_structure(layer: Layer[Any]) -> Structure:
+    if layer.prefers_diagonal:
+        return Diagonal()
     return UnitWise() if isinstance(layer, Elementwise) else Kronecker()
 
 
@@ -180,6 +200,8 @@ def _structure(group: Sequence[Layer[Any]], choice: Choice) -> Structure:
         return Identity()
     if wanted is None:
         chosen = default_structure(layer)
+    elif layer.prefers_diagonal and isinstance(wanted, Structure):
+        chosen = wanted if isinstance(wanted, PerSample) else Diagonal()
     elif isinstance(wanted, Structure):
         # One structure for the whole model leaves norm layers alone where it cannot hold for them.
         chosen = wanted if wanted.fits(layer) or not isinstance(layer, Elementwise) else UnitWise()
@@ -190,12 +212,15 @@ def _structure(group: Sequence[Layer[Any]], choice: Choice) -> Structure:
                 f"The function passed as structure returned {chosen!r} for {layer.kind} "
                 f"{layer.name!r}; return a structure such as natgrad.Kronecker()."
             )
+        if layer.prefers_diagonal and not chosen.fits(layer):
+            chosen = Diagonal()
     chosen.check(choice.inverse)
     return chosen if choice.max_dim is None else chosen.narrowed(group, choice.max_dim)
 
 
-def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
-    """Layers of one weight together, an embedding first."""
+def _tied(layers: Iterable[Layer[Any]], *, biases: bool) -> list[list[Layer[Any]]]:
+    """Layers of one weight together, an embedding first. ``biases``: those that only one use of a
+    weight has are blocks of their own."""
     groups: dict[Any, list[Layer[Any]]] = {}
     for layer in layers:
         weight = layer.weight if layer.weight is not None else layer.bias
@@ -207,7 +232,7 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
         elif isinstance(layer, Projection):
             part = (layer.slice if layer.weight is None else layer.own(layer.weight)).start
         groups.setdefault((id(weight), part, layer.weight is None), []).append(layer)
-    out = []
+    out, alone = [], []
     cut = {weight for weight, part, _ in groups if part is not None}
     for (weight, part, _), group in groups.items():
         if part is None and weight in cut:
@@ -216,6 +241,7 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
                 "split into several matrices: pass split={} to KFAC, or leave one of them out with "
                 "exclude=[...]."
             )
+        with_bias = [_bias_alone(layer) for layer in group if biases and layer.bias is not None]
         embeddings = [layer for layer in group if isinstance(layer, Embedding)]
         if embeddings:
             heads = [u for u in group if isinstance(u, Linear) and u.call is None]
@@ -234,7 +260,17 @@ def _tied(layers: Iterable[Layer[Any]]) -> list[list[Layer[Any]]]:
             for layer in group:
                 layer.bias = None  # it belongs to one use only, so it is no column of the shared W
         out.append(group)
-    return out
+        kept = {id(layer.bias) for layer in group}
+        alone += [layer for layer in with_bias if id(layer.bias) not in kept]
+    by_bias = {id(layer.bias): [u for u in alone if u.bias is layer.bias] for layer in alone}
+    return out + list(by_bias.values())
+
+
+def _bias_alone(layer: Layer[Any]) -> Layer[Any]:
+    """The bias of one use of a weight, which others use without it."""
+    bias = copy(layer)
+    bias.name, bias.weight, bias.prefers_diagonal = f"{layer.name}.bias", None, True
+    return bias
 
 
 def _transposed(head: Linear) -> TiedHead:
@@ -273,6 +309,14 @@ def _region_terms(uses: list[Layer[Any]], choice: Choice) -> float | None:
         if all(_matches(layer.name, layer.module, [pattern]) for layer in uses):
             return terms
     return None
+
+
+def _placed(layer: L, name: str, choice: Choice) -> L:
+    """A layer that knows where its samples are."""
+    axis = _axis(name, layer.module, choice)
+    layer.axis_given = axis is not None
+    layer.batch_axis = choice.batch_axis if axis is None else axis
+    return layer
 
 
 def _axis(name: str, module: nn.Module, choice: Choice) -> int | None:

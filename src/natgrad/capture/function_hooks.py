@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from natgrad.capture.bare_uses import mark_output
 from natgrad.capture.inner_uses import passes_over
 from natgrad.layers import Layer
 from natgrad.layers.axes import is_alone
@@ -46,6 +47,7 @@ class FunctionHooks(TorchFunctionMode):
 
     def _seen(self, use: "Use", x: Any, out: Any, weight: Any) -> None:
         capture, (block, layer) = self.capture, use
+        mark_output(out)
         if passes_over(capture, use, out):
             return
         alone = is_alone(x, layer.input_features)

@@ -15,8 +15,8 @@ activation checkpointing, unused modules and evaluation passes all come out righ
   call no function of natgrad, but for two hooks on the model where samples must be counted.
 - A loss may depend on gradients (a PINN, a gradient penalty), which use the weights again:
   `natgrad.capture.inner_uses` finds these uses, or refuses what it cannot count.
-- Attention and recurrent layers call functions on their weights, which no module hook sees. A
-  function mode watches them during their forward (`natgrad.layers.functional`).
+- Attention and recurrent layers call functions on their weights, others use a parameter in an
+  expression: `natgrad.capture.watching` has what watches each of them.
 """
 
 from collections.abc import Callable
@@ -28,20 +28,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from natgrad.capture.backwards import RECOMPUTED, THROWN_AWAY, Backwards, reaches
+from natgrad.capture.bare_uses import Account
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
-from natgrad.capture.function_hooks import FunctionHooks
-from natgrad.capture.inner_uses import passes_over
-from natgrad.capture.module_hooks import Hooks, Registration, in_backward
+from natgrad.capture.module_hooks import Hooks, in_backward
 from natgrad.capture.output_hooks import OutputHook, WeightsHook, observed, on_gradient
 from natgrad.capture.passes import Pass, Threads, prediction, tensors_of
-from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.capture.sample_axes import SampleAxes
 from natgrad.capture.tensor_hooks import FollowingHook, GradientHook, Use, View
+from natgrad.capture.watching import Watch, watches_of
 from natgrad.errors import CaptureError
 from natgrad.layers import Layer
-from natgrad.layers.axes import is_alone
-from natgrad.layers.functional import Projection
+from natgrad.layers.bare import Bare
 
 
 class Capture:
@@ -85,7 +83,8 @@ class Capture:
         self.taped: dict[Pass, None] = {}  # passes with a tape, where several may have a part
         self.skipped = False  # a backward pass built a graph, so its gradients were not taken
         self._layer_hooks, self._root_hooks = Hooks(), Hooks()
-        self._watches: dict[nn.Module, FunctionHooks | ProjectionHooks] = {}
+        self._watches: dict[nn.Module, Watch] = {}
+        self.account = Account()  # of parameters that are used in expressions
         self.armed = False  # whether layers are watched, also if the model has lost all of them
 
     # Hooks come and go.
@@ -112,33 +111,17 @@ class Capture:
         if self.armed:
             return
         self.armed = True
-        watched: dict[nn.Module, list[Use]] = {}
-        for use in [use for use in self.uses if use[0].factors]:
-            watched.setdefault(use[1].module, []).append(use)
-        wanted: list[Registration] = []
-        for module, uses in watched.items():
-            watch: FunctionHooks | ProjectionHooks | None = None
-            if uses[0][1].call is not None:
-                watch = FunctionHooks(self, uses)
-            elif isinstance(uses[0][1], Projection):
-                watch = ProjectionHooks(self, uses)
-            if watch is not None:
-                self._watches[module] = watch
-                wanted += [
-                    (module.register_forward_pre_hook, watch.enter, {"with_kwargs": True}),
-                    # Also after an exception, or the mode would stay on for good.
-                    (module.register_forward_hook, watch.leave, {"always_call": True}),
-                ]
-                continue
-            for use in uses:
-                how = {"prepend": True, "with_kwargs": True}
-                wanted.append((module.register_forward_hook, _ForwardHook(self, use), how))
+        self._watches, wanted = watches_of(self, self.uses)
+        if bare := [block for block, layer in self.uses if isinstance(layer, Bare)]:
+            self.account.open(self, bare)
         self._layer_hooks.add(wanted)
 
     def disarm(self) -> None:
         while self._watches:  # the model itself may be one, and running
             self._watches.popitem()[1].leave(self.root, (), None)
         self._layer_hooks.remove()
+        if self.account.handles:
+            self.account.close()
         self.armed = False
 
     def rewire(self, uses: list[Use]) -> None:
@@ -172,6 +155,8 @@ class Capture:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}
         self.backwards.forget()
+        if self.account.entries:
+            self.account.clear()
 
     def samples(self) -> int | None:
         """The number of samples in all passes since the last step; ``None`` if it is unknown."""
@@ -330,21 +315,3 @@ class Capture:
         if not (block.structure.pooled or self.taping or this.chosen is not None):
             return use
         return block, self.axes.facing(layer, x, this.samples)
-
-
-class _ForwardHook:
-    """A layer's forward hook."""
-
-    def __init__(self, capture: Capture, use: Use) -> None:
-        self.capture, self.use = capture, use
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        capture, (block, layer) = self.capture, self.use
-        if passes_over(capture, self.use, out):
-            return
-        x = args[0] if args else next(iter(kwargs.values()))
-        if not capture.count_call(block, layer.count(x), alone=is_alone(x, layer.input_features)):
-            return
-        if torch.is_grad_enabled() and out.requires_grad:
-            use = capture.facing(self.use, x)
-            capture.watch_gradient(use, use[1].keep(args, kwargs, out), out, use[1].arrange)

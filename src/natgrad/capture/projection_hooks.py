@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from natgrad.capture.bare_uses import mark_output
 from natgrad.capture.inner_uses import passes_over
 from natgrad.layers.functional import Projection
 
@@ -36,6 +37,7 @@ class ProjectionHooks:
 
     def seen(self, layer: Projection[Any], x: Any, out: Tensor, view: "View") -> None:
         capture, block = self.capture, self.blocks[layer]
+        mark_output(out)
         if passes_over(capture, (block, layer), out):
             return
         rows = len(x) if isinstance(x, Tensor) else x.count

@@ -33,6 +33,7 @@ from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.ranks.gradients import Gradients
 from natgrad.kfac.ranks.team import Team
 from natgrad.kfac.settings import KFACSettings
+from natgrad.layers.bare import Bare
 
 Found = tuple[list[Block], dict[str, Uncovered]]
 
@@ -117,7 +118,7 @@ class Following:
         found, uncovered = discover(self.model, choice, again=True)
         blocks = self.changes.merged(found)
         problems = self.changes.problems(missing, uncovered)
-        if not blocks:
+        if all(isinstance(block.layers[0], Bare) for block in blocks):
             raise CoverageError(
                 f"{type(self.model).__name__} has no layer any more that KFAC can precondition "
                 f"({'; '.join(problems) or 'all of them are excluded'}): make a new KFAC, or leave "

@@ -27,6 +27,7 @@ from natgrad.geometry import Euclidean
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.settings import KFACSettings
+from natgrad.layers.bare import Bare
 from natgrad.tables import Column, Table, seconds_text
 
 SPEAKS_AT, AT_LATEST = 50, 100  # steps after which it warns, with three refreshes or without
@@ -156,11 +157,12 @@ def _coverage(kfac: Looked) -> Row:
         if not p.requires_grad or chosen:
             continue
         block = blocks.get(id(p))
-        if block is not None and not block.lost:
+        if block is not None and not block.lost and (block.ready or not block.refused):
             covered += p.numel()
         else:
             left += p.numel()
-            kind = (why.kind if why is not None else "") or "parameters outside of layers"
+            kind = block.kind if block is not None else why.kind if why is not None else ""
+            kind = kind or "parameters outside of layers"
             kinds[kind] = kinds.get(kind, 0) + p.numel()
     share = covered / max(1, covered + left)
     text = f"{100 * share:.1f}% of trained parameters are preconditioned"
@@ -177,7 +179,9 @@ def _coverage(kfac: Looked) -> Row:
 
 
 def _statistics(kfac: Looked) -> Row:
-    silent = [block for block in kfac.blocks if not block.lost and not block.ready]
+    # A token for masked images that are not trained on has no gradient, and is missed by nobody.
+    named = [b for b in kfac.blocks if not isinstance(b.layers[0], Bare)]
+    silent = [block for block in named if not block.lost and not block.ready]
     if not silent or not kfac.steps:
         found = f"{len(kfac.blocks) - len(silent)} of {len(kfac.blocks)} blocks have theirs"
         return "statistics", found, "ok", ""

@@ -55,6 +55,13 @@ class Motion:
         by_length = self.length is not None and self.length.uses_curvature
         return not self.geometry.is_linear and not by_length
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether a step makes sense for what is no matrix of a layer, such as a position table:
+        not if it is one of singular values or eigenvectors, or measured by a layer's inputs. The
+        optimizer's own is the better one there, as Adam's beside Muon's."""
+        return self.geometry.is_linear and not (self.length and self.length.uses_curvature)
+
     def check(self, blocks: Sequence[Block]) -> None:
         """Raise CoverageError for a block that does not keep what is needed."""
         if self.length is not None:

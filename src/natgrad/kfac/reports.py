@@ -58,7 +58,7 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
     for raw, parameter in model.named_parameters():
         name, block = clean(raw), owner.get(id(parameter))
         shape = " x ".join(map(str, parameter.shape)) or "1"
-        if block is not None and not block.lost:
+        if block is not None and not block.lost and (block.ready or not block.refused):
             done[name] = repr(block.structure)
             rows.append((name, shape, block.kind, repr(block.structure), _state(block)))
             numbers["covered"] += parameter.numel()
@@ -109,6 +109,8 @@ def _left(parameter: Tensor, block: Block | None, why: Uncovered | None) -> tupl
     kind = block.kind if block is not None else why.kind if why is not None else ""
     if not parameter.requires_grad:
         return kind, FROZEN
+    if block is not None and not block.lost:
+        return kind, block.refused
     if block is not None:
         return kind, f"a parameter of the block was {block.lost} after KFAC was made"
     if why is None:

@@ -59,32 +59,33 @@ class Update:
             return []
         found = self.finding.settle(totals.votes, step.samples or 0, step.loss_scale)
         estimates = [block.estimate(new_sums[block]) for block in blocks]
-        for block, estimate, fits in zip(blocks, estimates, self._fit(estimates), strict=True):
+        for block, estimate, fits in zip(
+            blocks, estimates, self._fit(blocks, estimates), strict=True
+        ):
             block.fold(estimate, fits, step.values.factor_decay)
         self.clocks.mark(step.index, self.clocks.due(step.index))
         problems = [
             _silence(block)
             for block, names in step.due.items()
-            if names and totals.none_of(block, names) and _has_moved(block)
+            if names and totals.none_of(block, names) and not block.refused and _has_moved(block)
         ]
         problems += found
         if not totals.even and not self.team.plan.world.gradients_are_local:
             problems.append(_UNEVEN)
         return problems
 
-    def _fit(self, estimates: list[NewEstimate | None]) -> Tensor:
-        """Whether each block's estimates are numbers, wherever its factors are kept: no rank may
-        fold what another one drops."""
-        device = self.team.device
-        bad = torch.stack(
-            [
-                torch.zeros((), device=device)
-                if estimate is None
-                else (~estimate.finite).to(device, torch.float32)
-                for estimate in estimates
-            ]
-        )
-        return (bad if self.team.alone else self.team.total(bad)) == 0
+    def _fit(self, blocks: list[Block], estimates: list[NewEstimate | None]) -> Tensor:
+        """Whether each block's estimates are numbers, of all uses of its parameters, wherever its
+        factors are kept: no rank may fold what another one drops."""
+        device, account = self.team.device, self.capture.account
+        short = account.settle() if account.entries else {}
+        none = torch.zeros((), dtype=torch.bool, device=device)
+        bad = [none if estimate is None else ~estimate.finite.to(device) for estimate in estimates]
+        bad = [
+            one | short.get(block, none).to(device) for block, one in zip(blocks, bad, strict=True)
+        ]
+        found = torch.stack(bad).to(torch.float32)
+        return (found if self.team.alone else self.team.total(found)) == 0
 
     def _complain_of_silence(self, step: int, blocks: list[Block], totals: StepTotals) -> None:
         everywhere = totals.gradients.values()  # all ranks must complain, or none

@@ -32,6 +32,7 @@ class Layer(ABC, Generic[M]):
     normalises: ClassVar[bool] = False  # a norm layer: its damping is multiplied by norm_damping
     # A tied head: it uses the embedding's W transposed, with its inputs where gradients are.
     transposed: ClassVar[bool] = False
+    prefers_diagonal: bool = False  # unless a structure of whole gradients is asked for
     # Trailing axes of input and output that are not samples or positions; None: always batched.
     input_features: int | None = None
     output_features: int | None = None

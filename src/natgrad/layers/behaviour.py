@@ -9,6 +9,7 @@ its own for parameters and without hooks, is called on a few numbers, and what c
                      respect to w is the same x_hat
     W x (+ b)        with the weight as it is, or transposed
     gamma x          a layer scale, over the last axis or over channels
+    f(W h(x) (+ b))  whatever h and f are, if nothing else is done with the weight: a router
     Base.forward(x)  where the class derives from one that has a layer; or that with something
                      around it, or with another weight (`natgrad.layers.called`)
 
@@ -28,10 +29,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from natgrad.layers.base import Layer
-from natgrad.layers.called import call_of, called_layers
+from natgrad.layers.called import Call, call_of, called_layers, is_product_inside
 from natgrad.layers.linear import RowInputs
 from natgrad.layers.norm import ChannelNorm, LayerNorm, RMSNorm
-from natgrad.layers.registry import by_behaviour, views_of_base
+from natgrad.layers.registry import Unknown, by_behaviour, views_of_base
 from natgrad.layers.scale import Scale
 
 _CLOSE = 2e-5  # relative; modules may compute in float32
@@ -39,6 +40,18 @@ _ROUNDING = 1e-6  # of a small number that a bias was added to
 _LOOKED_UP = 64
 # Rows of inputs have these scales: eps shows in the small ones.
 _SCALES = (1.0, 3.0, 1e-2, 1e-3, 1e-5)
+
+
+# Whose parameters may be used in an expression; those of others are in products, or computed.
+_TABLES_AND_VECTORS = (
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+)
 
 
 class MatrixProduct(RowInputs):
@@ -80,6 +93,8 @@ def found(name: str, module: nn.Module) -> "Layer[Any] | list[Layer[Any]] | str 
                 made = views(name, module)
                 return made if isinstance(made, Layer) else list(made)
             other = f"its forward computes something else than that of {base.__name__}"
+            if issubclass(base, _TABLES_AND_VECTORS):
+                other = Unknown(other)
             return _tried(name, module) or _called_inside(name, module, base) or other
     return _tried(name, module)
 
@@ -112,7 +127,9 @@ def _tried(name: str, module: nn.Module) -> "Layer[Any] | None":
         return None
     if own["weight"].ndim == 1:
         return _norm(name, module)
-    return _product(name, module) if own["weight"].ndim == 2 else None
+    if own["weight"].ndim != 2:
+        return None
+    return _product(name, module) or _product_inside(name, module)
 
 
 def _scale(name: str, module: nn.Module, parameter: Tensor) -> Scale | None:
@@ -142,6 +159,16 @@ def _product(name: str, module: nn.Module) -> MatrixProduct | None:
         if all(_same(_called(twin, x), F.linear(x, w, bias)) for x in inputs):
             return MatrixProduct(name, module, transposed=transposed)
     return None
+
+
+def _product_inside(name: str, module: nn.Module) -> MatrixProduct | None:
+    """Of a module that does more than that with its input: watched at the call."""
+    width = int(getattr(module, "weight").shape[1])  # noqa: B009
+    if not is_product_inside(_twins(module), [_numbers(3, width), _numbers(2, 3, width)]):
+        return None
+    layer = MatrixProduct(name, module, transposed=False)
+    layer.call = Call(F.linear)
+    return layer
 
 
 def _norm(name: str, module: nn.Module) -> "Layer[Any] | None":

@@ -19,7 +19,7 @@ that it is applied to is what is left of it.
 A bias is a block of its own, since ``s`` does not act on it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -144,6 +144,33 @@ def call_of(
     return None if found or rows is None else Call(function, rows)
 
 
+def is_product_inside(make_twin: Callable[[bool], Any], inputs: Sequence[Tensor]) -> bool:
+    """Whether all that a module of an unknown class has to do with ``weight [rows, inputs]``, and
+    ``bias`` if it has one, is one call of ``F.linear``, whatever it does with the result: a router
+    of a mixture of experts, which gives probabilities and chosen experts as well.
+
+    Arguments:
+        make_twin: gives a copy of the module with numbers of its own, in training or not.
+        inputs: for which it is tried.
+    """
+    return all(_is_product(make_twin, training, x) for training in (True, False) for x in inputs)
+
+
+def _is_product(make_twin: Callable[[bool], Any], training: bool, x: Tensor) -> bool:
+    twin, recorded = make_twin(training), Recorded(F.linear)
+    with recorded:
+        out = _run(twin, x)
+    if out is None or len(recorded.calls) != 1:
+        return False
+    given, weight, made = recorded.calls[0]
+    if weight is not twin.weight or weight.ndim != 2 or given.shape[-1] != weight.shape[1]:
+        return False
+    bias = twin._parameters.get("bias")  # the one that is added, not another use of it
+    known = F.linear(given, weight, bias)
+    alike = known.shape == made.shape and torch.allclose(known, made.to(known.dtype), 1e-4, 1e-6)
+    return alike and _only_there(make_twin(training), x, F.linear)
+
+
 def called_layers(name: str, module: nn.Module, call: Call) -> list[Layer[Any]]:
     """The layers of a module that is watched at its call.
 
@@ -221,7 +248,7 @@ def _tried(
     recorded = Recorded(function)
     with recorded:
         out = _run(twin, x)
-    if out is None or len(recorded.calls) != 1:
+    if not isinstance(out, Tensor) or len(recorded.calls) != 1:
         return None
     given, weight, made = recorded.calls[0]
     if not isinstance(weight, Tensor) or not _is_that_of(base, make_twin(), given, weight, made):
@@ -229,13 +256,14 @@ def _tried(
     return _rows_of(base, weight, twin.weight) if _only_there(make_twin(), x, function) else None
 
 
-def _run(twin: nn.Module, x: Tensor) -> Tensor | None:
+def _run(twin: nn.Module, x: Tensor) -> Any:
+    """What comes out; None if the input does not fit, or nothing comes."""
     try:
         with torch.random.fork_rng(devices=[]):
             out = type(twin).forward(twin, x.clone())
     except Exception:  # whatever code it is, it does not take such an input
         return None
-    return out if isinstance(out, Tensor) else None
+    return out
 
 
 def _is_that_of(base: type[nn.Module], twin: Any, x: Tensor, weight: Tensor, out: Tensor) -> bool:
@@ -269,7 +297,21 @@ def _only_there(twin: Any, x: Tensor, function: Callable[..., Any]) -> bool:
             p.requires_grad_(True)
     with torch.enable_grad(), Recorded(function, cut=True):
         out = _run(twin, x)
-    return out is not None and not out.requires_grad
+    found = list(tensors_in(out))
+    return bool(found) and not any(t.requires_grad for t in found)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor that a module returned, in tuples, lists and mappings.
+
+    Arguments:
+        value: what it returned.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
 
 
 def _detached(value: Any) -> Any:

@@ -22,6 +22,10 @@ _FALLBACKS: list[Fallback] = []
 _FIRST: list[Fallback] = []
 
 
+class Unknown(str):
+    """Why a module has no layer, where nothing is known of what it does with its parameters."""
+
+
 class NotCovered(Exception):  # noqa: N818 (it is an answer, not an error)
     """Raised by a layer's constructor for a module that it cannot view as a matrix. Its message is
     the reason that coverage reports show.
@@ -113,7 +117,9 @@ def layers_of(name: str, module: nn.Module) -> "list[Layer[Any]] | str":
                 return found if isinstance(found, str) else _listed(found)
     except NotCovered as why:
         return str(why)
-    return f"no layer is registered for {_name_of(type(module))}"
+    none = f"no layer is registered for {_name_of(type(module))}"
+    # What torch's own modules do is known: none of them uses a parameter in an expression.
+    return none if type(module).__module__.startswith("torch.") else Unknown(none)
 
 
 def _listed(made: "Layer[Any] | Sequence[Layer[Any]]") -> "list[Layer[Any]]":

@@ -55,9 +55,9 @@ class TestCoverage:
             "norm.bias": "UnitWise()",
             "spare.weight": "Kronecker(sharing='expand')",
             "spare.bias": "Kronecker(sharing='expand')",
+            "temperature": "Diagonal()",
         }
         assert table.uncovered == {
-            "temperature": "no layer is registered for Mixed",
             "slope.weight": "no layer is registered for PReLU",
             "frozen.weight": "frozen",
             "frozen.bias": "frozen",
@@ -74,8 +74,8 @@ class TestCoverage:
         assert rows["spare.bias"][-1] == "no statistics yet"
         assert rows["head.weight"][-1] == "left to the optimizer: excluded"
         assert rows["frozen.weight"][-1] == "frozen"  # and left to nobody
-        # 16 + 4, 4 + 4, 4 + 2; of these and 1 + 4 + 12 others that are trained.
-        assert table.footer == "34 of 51 trained parameters preconditioned (66.7%)"
+        # 16 + 4, 4 + 4, 4 + 2, 1; of these and 4 + 12 others that are trained.
+        assert table.footer == "35 of 51 trained parameters preconditioned (68.6%)"
 
     def test_a_bias_that_a_tied_head_shares(self):
         """As that of BERT's decoder, which is its head's as well."""
@@ -87,7 +87,8 @@ class TestCoverage:
                 self[1].weight = self[0].weight
 
         table = KFAC(Tied(), kl_clip=None).coverage()
-        assert table.uncovered == {"bias": "a bias of a tied weight"}
+        assert not table.uncovered
+        assert table.covered["bias"] == "Diagonal()"
 
     def test_prints(self, monkeypatch):
         monkeypatch.setenv("COLUMNS", "140")

@@ -304,3 +304,37 @@ def test_recomputed_segments_are_counted_once():
         found.append([p.grad for p in model.parameters()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_router_is_the_linear_layer_in_it(bias):
+    """It returns logits and what it makes of them; loss and statistics are those of its parts."""
+
+    class Mixture(nn.Module):
+        def __init__(self, known):
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.router = nn.Linear(4, 3, bias=bias) if known else own.Router(4, 3, bias)
+            self.experts = nn.Linear(4, 3)
+
+        def forward(self, x):
+            x = self.first(x).reshape(-1, 4)
+            if isinstance(self.router, nn.Linear):
+                scores, taken = torch.topk(self.router(x).softmax(-1), 2, dim=-1)
+                scores = scores / scores.sum(-1, keepdim=True)
+            else:
+                _, scores, taken = self.router(x)
+            return (self.experts(x).gather(1, taken) * scores).view(6, -1)
+
+    x, found = torch.randn(6, 5, 4, dtype=torch.float64), []
+    for known in (True, False):
+        model = filled(Mixture(known))
+        kfac = stepped(model, x)
+        assert not kfac.uncovered
+        found.append([p.grad for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_router_whose_weight_enters_twice_is_none():
+    assert isinstance(layers_of("router", own.RouterWithScale(4, 3, bias=False)), str)

@@ -131,7 +131,8 @@ def _applied(block: Block, motion: Motion) -> AppliedRoom:
 
 def _leading(block: Block, index: int) -> int:
     """The size of a parameter's first axis, or the outer one of the two that it is seen as."""
-    by, size = block.layers[0].unfolding(block.parameters[index]), len(block.parameters[index])
+    parameter = block.parameters[index]
+    by, size = block.layers[0].unfolding(parameter), parameter.shape[0] if parameter.ndim else 1
     return size // by[1] if by is not None and by[0] == 0 else size
 
 
