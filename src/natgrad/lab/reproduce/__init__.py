@@ -6,7 +6,10 @@ cluster's own as a command, and what the paper says in words as checks. Add it t
 
 from natgrad.lab.reproduce.approximation import Approximation
 from natgrad.lab.reproduce.change_rates import ChangeRateItem
+from natgrad.lab.reproduce.critical_batch import CriticalBatch
+from natgrad.lab.reproduce.curves import Curves
 from natgrad.lab.reproduce.eigen_inverse import EigenInverse
+from natgrad.lab.reproduce.intervals import IntervalItem
 from natgrad.lab.reproduce.item import Finding, Item, Result
 from natgrad.lab.reproduce.norm_structures import NormStructures
 from natgrad.lab.reproduce.runner import Measured, reproduce
@@ -20,6 +23,9 @@ ITEMS: dict[str, Item] = {
         NormStructures(),
         EigenInverse(),
         Approximation(),
+        CriticalBatch(),
+        IntervalItem(),
+        Curves(),
     )
 }
 
