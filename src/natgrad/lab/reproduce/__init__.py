@@ -12,8 +12,11 @@ from natgrad.lab.reproduce.eigen_inverse import EigenInverse
 from natgrad.lab.reproduce.intervals import IntervalItem
 from natgrad.lab.reproduce.item import Finding, Item, Result
 from natgrad.lab.reproduce.norm_structures import NormStructures
+from natgrad.lab.reproduce.processes import Processes
 from natgrad.lab.reproduce.runner import Measured, reproduce
 from natgrad.lab.reproduce.size_table import SizeTable
+from natgrad.lab.reproduce.training_schemes import Schemes
+from natgrad.lab.reproduce.unet_membranes import UNetItem
 
 ITEMS: dict[str, Item] = {
     item.name: item
@@ -26,6 +29,9 @@ ITEMS: dict[str, Item] = {
         CriticalBatch(),
         IntervalItem(),
         Curves(),
+        Processes(),
+        Schemes(),
+        UNetItem(),
     )
 }
 
