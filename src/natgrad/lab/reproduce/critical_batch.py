@@ -30,7 +30,7 @@ from natgrad.tables import Column, Table
 OPTIMIZERS = {"sgd": "SGD", "kfac": "K-FAC"}
 BATCHES = (8, 32, 128, 512)
 TARGET = ("test_loss", 0.7)
-TRIALS, LIMIT = 5, 600
+TRIALS, LIMIT = 4, 500
 NEAR = 4.0  # factor within which a prediction is one
 MEASURED = 1000  # samples of the noise scale
 
@@ -53,7 +53,7 @@ class CriticalBatch(Item):
     remark = (
         "Here: images of 14 × 14 pixels; to a test loss of 0.7, tested at intervals of 5% of the "
         "steps; momentum 0.9; of K-FAC new factors at every step and decompositions at every "
-        "tenth. Five learning rates for each optimizer at each batch size, around the best of the "
+        "tenth. Four learning rates for each optimizer at each batch size, around the best of the "
         "batch before; the fewest steps count. The noise scale is that of SGD's run by batches of "
         "128 (1,000 test samples, the Gauss-Newton matrix as H), averaged over its steps. A "
         "batch's own critical size is fitted to the steps, S (1 + B/batch)."
