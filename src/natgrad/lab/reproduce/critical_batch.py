@@ -122,7 +122,7 @@ class CriticalBatch(Item):
             steps = _steps(result["runs"]["kfac"])
             samples = [batch * count for batch, count in steps.items()]
             growth = [after / before for before, after in pairwise(samples)]
-            return growth[-1] / growth[0] - 1
+            return growth[-1] / growth[0] - 1 if isfinite(samples[-1]) else -inf
 
         def fewer(result: Result) -> float:
             ours, other = (_steps(result["runs"][key]) for key in ("kfac", "sgd"))
