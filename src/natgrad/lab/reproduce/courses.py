@@ -154,6 +154,11 @@ def count_text(value: float) -> str:
     return f"{value:,.0f}" if isfinite(value) else "not reached"
 
 
+def seconds_text(value: float) -> str:
+    """'1.2', or that a target was not met."""
+    return f"{value:.1f}" if isfinite(value) else "not reached"
+
+
 def spread_text(values: Sequence[float], text: Callable[[float], str]) -> str:
     """As `item.middle` writes it, where some may be infinite."""
     ordered = sorted(values)

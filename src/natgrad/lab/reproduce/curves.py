@@ -11,6 +11,8 @@ from natgrad.lab.reproduce.courses import (
     count_text,
     course,
     last,
+    seconds_text,
+    seconds_to,
     settings_of,
     share_less,
     spread_text,
@@ -37,10 +39,12 @@ class Curves(Item):
     )
     cluster = "natgrad compare --preset cifar10-resnet32 --optimizers sgd,kfac --out compared"
     remark = (
-        "Here: 6,000 images of 14 × 14 pixels, 200 steps of 128, momentum 0.9. Five learning rates "
-        "for each; the one with the lowest training loss at the end counts. Neither source says "
-        "that K-FAC takes less time: here its steps take longer than SGD's, as CPU seconds of all "
-        "200 (reading and testing left out) show."
+        "Here: 6,000 images of 14 × 14 pixels and 1,000 to judge by, 200 steps of 128, momentum "
+        "0.9. Five learning rates for each; the one with the lowest training loss at the end "
+        "counts. On test data both end alike, K-FAC not higher: it fits the training images sooner "
+        "and closer, which is worth nothing on others. In the seed in which it is behind there on "
+        "average a low rate won, whose first steps are the slower ones. CPU seconds are those of "
+        "the steps, by one thread, reading and testing left out; no source speaks of time."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
@@ -104,6 +108,9 @@ class Curves(Item):
         for key, title in OPTIMIZERS.items():
             of = [result["runs"][key] for result in results]
             to_end = [_steps_to_sgds_end(result)[key] for result in results]
+            spent = [
+                seconds_to(o, "fit_loss", _target(r)) for o, r in zip(of, results, strict=True)
+            ]
             rows.append(
                 (
                     title,
@@ -111,12 +118,13 @@ class Curves(Item):
                     middle([last(one, "fit_loss") for one in of], ".3f"),
                     middle([last(one, "test_accuracy") for one in of], ".1%"),
                     spread_text(to_end, count_text),
+                    spread_text(spent, seconds_text),
                     middle([one["seconds"][-1] for one in of], ".1f"),
                 )
             )
         names = (
             *("learning rate", "training loss", "test accuracy"),
-            *("steps to SGD's last training loss", "CPU seconds of all steps"),
+            *("steps to SGD's last training loss", "CPU seconds to it", "CPU seconds in all"),
         )
         columns = (Column("optimizer"), *(Column(name, "right") for name in names))
         footer = "median over seeds, with the least and the most"
@@ -137,5 +145,9 @@ class Curves(Item):
 
 
 def _steps_to_sgds_end(result: Result) -> dict[str, float]:
-    target = last(result["runs"]["sgd"], "fit_loss")
+    target = _target(result)
     return {key: steps_to(of, "fit_loss", target) for key, of in result["runs"].items()}
+
+
+def _target(result: Result) -> float:
+    return last(result["runs"]["sgd"], "fit_loss")

@@ -15,6 +15,7 @@ from natgrad.lab.reproduce.courses import (
     count_text,
     course,
     last,
+    seconds_text,
     seconds_to,
     settings_of,
     share_less,
@@ -101,7 +102,7 @@ class UNetItem(Item):
                     middle([of["lr"] for of, _ in pairs], ".3g"),
                     middle([last(of, METRIC) for of, _ in pairs], ".3f"),
                     spread_text([steps_to(of, METRIC, t) for of, t in pairs], count_text),
-                    spread_text([seconds_to(of, METRIC, t) for of, t in pairs], _seconds_text),
+                    spread_text([seconds_to(of, METRIC, t) for of, t in pairs], seconds_text),
                 )
             )
         names = ("learning rate", "Dice at the end", "steps to Adam's", "CPU seconds to Adam's")
@@ -129,7 +130,3 @@ def outlines() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 def _outlined(images: Tensor) -> tuple[Tensor, Tensor]:
     larger = F.interpolate(images.float() / 16, scale_factor=2)
     return larger, (larger[:, 0] > 0.5).to(torch.int64)
-
-
-def _seconds_text(value: float) -> str:
-    return f"{value:.1f}" if value < float("inf") else "not reached"
