@@ -30,9 +30,9 @@ from natgrad.tables import Column, Table
 OPTIMIZERS = {"sgd": "SGD", "kfac": "K-FAC"}
 BATCHES = (8, 32, 128, 512)
 TARGET = ("test_loss", 0.7)
-TRIALS, LIMIT = 4, 500
+TRIALS, LIMIT = 3, 400
 NEAR = 4.0  # factor within which a prediction is one
-MEASURED = 1000  # samples of the noise scale
+MEASURED = 500  # samples of the noise scale
 
 
 class CriticalBatch(Item):
@@ -53,9 +53,9 @@ class CriticalBatch(Item):
     remark = (
         "Here: images of 14 × 14 pixels; to a test loss of 0.7, tested at intervals of 5% of the "
         "steps; momentum 0.9; of K-FAC new factors at every step and decompositions at every "
-        "tenth. Four learning rates for each optimizer at each batch size, around the best of the "
+        "tenth. Three learning rates for each optimizer at each batch size, around the best of the "
         "batch before; the fewest steps count. The noise scale is that of SGD's run by batches of "
-        "128 (1,000 test samples, the Gauss-Newton matrix as H), averaged over its steps. A "
+        "128 (of 500 test samples, the Gauss-Newton matrix as H), averaged over its steps. A "
         "batch's own critical size is fitted to the steps, S (1 + B/batch)."
     )
 
@@ -67,7 +67,7 @@ class CriticalBatch(Item):
             width=4,
             steps=limit,
             seed=seed,
-            test_samples=0 if smoke else 1000,
+            test_samples=0 if smoke else 500,
         )
         target = (TARGET[0], 2.25) if smoke else TARGET
         found: dict[str, dict[str, Course]] = {}
