@@ -50,9 +50,8 @@ class Schemes(Item):
         "Here: 500 images of Fashion-MNIST at 14 × 14 pixels and 1,000 to judge by, a convnet with "
         "norm layers of 4 and 8 channels, 45 epochs (176 steps) of batches of 128 with the numbers "
         "of the paper's row for 32,768, none of them looked for anew; new factors and "
-        "decompositions every 4 steps (the paper: every step). The learning rate ends at 0.2% of "
-        "what it was. What is worth something to ResNet-50 on 1.3 million images in 1,760 steps "
-        "need not be here."
+        "decompositions every 4 steps (the paper: every step). What is worth something to "
+        "ResNet-50 on 1.3 million images in 1,760 steps need not be here."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
