@@ -38,7 +38,7 @@ def critical(sgd, kfac, scales=(100.0, 140.0)):
     runs = {
         key: {
             str(batch): {"lr": 0.1, "steps": count}
-            for batch, count in zip((8, 32, 128, 512), steps, strict=True)
+            for batch, count in zip((16, 64, 256, 1024), steps, strict=True)
         }
         for key, steps in (("sgd", sgd), ("kfac", kfac))
     }
@@ -133,7 +133,7 @@ def test_findings_hold_or_do_not(name):
     [
         (
             "critical-batch",
-            ("512", "100 (70–100)", "0.1 (0.1–0.1)", "not reached (12–not reached)"),
+            ("1024", "100 (70–100)", "0.1 (0.1–0.1)", "not reached (12–not reached)"),
         ),
         ("intervals", ("every 20 steps", "90.50% (80.00%–90.50%)", "9.0 (5.0–9.0)")),
         ("curves", ("K-FAC", "0.1 (0.1–0.1)", "0.400 (0.100–0.400)", "90.0% (60.0%–90.0%)")),
@@ -149,11 +149,11 @@ def test_tables_have_the_numbers_of_the_runs(name, row):
 
 
 def test_the_critical_batch_size_of_steps_that_have_one():
-    runs = {str(batch): {"steps": 40 * (1 + 150 / batch)} for batch in (8, 32, 128, 512)}
+    runs = {str(batch): {"steps": 40 * (1 + 150 / batch)} for batch in (16, 64, 256, 1024)}
     assert fitted_size(runs) == pytest.approx(150, rel=0.02)
-    runs["8"] = {"steps": None}  # beyond the limit
+    runs["16"] = {"steps": None}  # beyond the limit
     assert fitted_size(runs) == pytest.approx(150, rel=0.02)
-    assert fitted_size({"8": {"steps": None}, "32": {"steps": 3}}) == inf
+    assert fitted_size({"16": {"steps": None}, "32": {"steps": 3}}) == inf
     assert sorted(geometric(30, 0.2)) == [*range(1, 11), 12, 14, 16, 19, 22, 26, 30]
 
 
