@@ -63,7 +63,7 @@ class IntervalItem(Item):
     def findings(self) -> tuple[Finding, ...]:
         def alike(result: Result) -> float:
             fresh = _accuracy(result, 1)
-            return POINT - max(abs(fresh - _accuracy(result, n)) for n in INTERVALS[1:-1])
+            return POINT - max(fresh - _accuracy(result, n) for n in INTERVALS[1:-1])
 
         def worse(result: Result) -> float:
             others = [_accuracy(result, n) for n in INTERVALS[:-1]]
