@@ -188,7 +188,7 @@ class CriticalBatch(Item):
         footer = (
             f"steps to a test loss of {results[0]['target']:g}; median over seeds, with the least "
             f"and the most. Critical batch size: predicted {predicted}; fitted to the steps of "
-            f"{', of '.join(fitted)}"
+            f"{', of '.join(fitted)}. {_edges(results)}"
         )
         return Table(self.title, tuple(columns), tuple(rows), footer)
 
@@ -208,6 +208,15 @@ class CriticalBatch(Item):
         axes.set_xlabel("batch")
         axes.set_ylabel("steps to the target")
         axes.legend(frameon=False)
+
+
+def _edges(results: Sequence[Result]) -> str:
+    """How often more trials might have found a better learning rate."""
+    runs = [one for r in results for of in r["runs"].values() for one in of.values()]
+    count = sum(one["edge"] for one in runs)
+    return (
+        f"In {count} of {len(runs)} cases the best rate is the lowest or the highest of those tried"
+    )
 
 
 def geometric(limit: int, share: float = 0.1) -> set[int]:

@@ -37,7 +37,7 @@ def run(losses, dice=(), seconds=None, **others):
 def critical(sgd, kfac, scales=(100.0, 140.0)):
     runs = {
         key: {
-            str(batch): {"lr": 0.1, "steps": count}
+            str(batch): {"lr": 0.1, "steps": count, "edge": batch == 16}
             for batch, count in zip((16, 64, 256, 1024), steps, strict=True)
         }
         for key, steps in (("sgd", sgd), ("kfac", kfac))
@@ -146,6 +146,14 @@ def test_tables_have_the_numbers_of_the_runs(name, row):
     table = ITEMS[name].table(BOTH[name])
     (found,) = [one for one in table.rows if one[0] == row[0]]
     assert found[: len(row)] == row
+
+
+def test_rates_on_the_edge_of_those_tried_are_counted():
+    footer = ITEMS["critical-batch"].table(BOTH["critical-batch"]).footer
+    assert footer.endswith(
+        "In 4 of 16 cases the best rate is the lowest or the highest of those tried"
+    )
+    assert "predicted 1,000,000 (120–1,000,000)" in footer
 
 
 def test_the_critical_batch_size_of_steps_that_have_one():
