@@ -29,7 +29,7 @@ from natgrad.tables import Column, Table
 
 OPTIMIZERS = {"adam": "Adam", "kfac": "K-FAC"}
 METRIC = "test_dice"
-TRIALS, STEPS, EVERY = 3, 40, 4
+TRIALS, STEPS, EVERY = 3, 32, 4
 
 
 class UNetItem(Item):
@@ -41,7 +41,7 @@ class UNetItem(Item):
     printed = "time to convergence of 10.9 minutes with K-FAC and 14.6 with Adam."
     cluster = "natgrad compare --preset unet --optimizers adam,kfac --out compared"
     remark = (
-        "Here: squares of 64 pixels of the 24 training images, a U-Net of 4 to 64 channels, 40 "
+        "Here: squares of 64 pixels of the 24 training images, a U-Net of 4 to 64 channels, 32 "
         "steps of 4, K-FAC in front of SGD, learning rates that fall linearly to 0. Three learning "
         "rates for each; the one with the best Dice score at the end counts. CPU seconds are those "
         "of the steps, reading and testing left out, by one thread: on it decompositions of "
