@@ -51,8 +51,8 @@ class Schemes(Item):
         "norm layers of 4 and 8 channels, 45 epochs (90 steps) of batches of 128 with the numbers "
         "of the paper's row for 32,768, none of them looked for anew; new factors and "
         "decompositions every 4 steps (the paper: every step). What is worth something to "
-        "ResNet-50 on 1.3 million images in 1,760 steps need not be here. A setting tried before, of 500 images and 176 steps, was given up in its "
-        "first seed, as it took too long."
+        "ResNet-50 on 1.3 million images in 1,760 steps need not be here. A setting tried before, "
+        "of 500 images and 176 steps, was given up in its first seed, as it took too long."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
