@@ -81,7 +81,7 @@ class Curves(Item):
         def above(name: str) -> Any:
             def margin(result: Result) -> float:
                 ours, other = (result["runs"][key][name] for key in ("kfac", "sgd"))
-                return mean(ours) - mean(other)
+                return float(mean(ours) - mean(other))
 
             return margin
 

@@ -60,10 +60,8 @@ class Processes(Item):
             return min(ends) - ends[0] + POINT
 
         def fewer(result: Result) -> float:
-            return min(
-                1 - of["kfac"]["steps"][-1] / of["sgd"]["steps"][-1]
-                for of in result["runs"].values()
-            )
+            steps = [[of[key]["steps"][-1] for key in OPTIMIZERS] for of in result["runs"].values()]
+            return min(1 - float(ours / other) for other, ours in steps)
 
         return (
             Finding(

@@ -83,7 +83,7 @@ class Schemes(Item):
 
         def grows(result: Result) -> float:
             kept, free = (result["runs"][name]["norms"] for name in (ALL, _WITHOUT_RESCALING))
-            return max(free) / max(kept) - 1
+            return float(max(free) / max(kept) - 1)
 
         return (
             Finding("all schemes together: a higher accuracy", together, "test accuracy more by"),
@@ -146,9 +146,9 @@ def ablated(task: Settings) -> dict[str, Settings]:
         task: has all of them.
     """
     found = {ALL: task}
-    target = {"damping": task.damping_target}
+    target: dict[str, Any] = {"damping": task.damping_target}
     for name, others in WITHOUT.items():
-        own = target if name == "damping warm-up" else {}
+        own: dict[str, Any] = target if name == "damping warm-up" else {}
         found[f"without {name}"] = replace(task, **others, **own)
     every = {name: value for others in WITHOUT.values() for name, value in others.items()}
     return {**found, NONE: replace(task, **every, **target)}
