@@ -49,8 +49,7 @@ class UNetItem(Item):
         "those of the steps, reading and testing left out, by one thread. That K-FAC does not "
         "save time has a reason of its own: 32 steps, the first ones at doubling intervals, leave "
         "its decompositions (of factors of up to 576 rows) nothing to be spread over, beside steps "
-        "of so narrow a network that are cheap. It was quicker on KAISA's GPUs, in a run of "
-        "minutes, on a U-Net many times as wide."
+        "of so narrow a network that are cheap; KAISA's runs take minutes on GPUs."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
