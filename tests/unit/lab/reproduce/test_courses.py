@@ -27,7 +27,7 @@ TASK = Settings(network="mlp", width=8, steps=6, batch_size=64, test_samples=40,
 
 
 def test_they_learn_what_a_training_run_does(tmp_path):
-    settings = replace(settings_of("kfac", TASK), evaluate_every=2)
+    settings = replace(settings_of("kfac", TASK), evaluate_every=2, schedule="polynomial")
     train(settings, tmp_path)
     tests = [line for line in read(tmp_path) if line["kind"] == "test"]
     found = course(settings, {2, 4})
