@@ -37,10 +37,11 @@ class IntervalItem(Item):
         "Here: 6,000 images of 14 × 14 pixels and 1,000 to judge by, a convnet of 16 and 32 "
         "channels, 80 steps of 128, learning rate 0.03, which falls linearly to 0; SGD 90/55 times "
         "as many, as in the paper. CPU seconds are those of the steps, by one thread; runs of one "
-        "setting differ by a tenth and more, as some intervals do. Less time is saved than in the paper "
-        "because there is less to save: factors have at most 289 rows, against 4,608 of ResNet-50, "
-        "so that decompositions at every step are not half of it. And K-FAC is not faster than SGD "
-        "at short intervals because a step of so small a network is cheap; at the longest it is."
+        "setting differ by a tenth and more, as some intervals do. Less time is saved than in the "
+        "paper because there is less to save: factors have at most 289 rows, against 4,608 of "
+        "ResNet-50, so that decompositions at every step are not half of it. And K-FAC is not "
+        "faster than SGD at short intervals because a step of so small a network is cheap; at the "
+        "longest it is."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
