@@ -37,8 +37,8 @@ class Processes(Item):
         "N and a learning rate of 0.02 N for both, which rises over the first 5% of K-FAC's "
         "epochs; it falls to a tenth at 35, 75 and 90% of K-FAC's 5 epochs, and at 50 and 75% of "
         "SGD's 10; decompositions every 10 steps. Nothing is looked for, for either. A point "
-        "is 10 test samples: where a finding is missed, it is on one seed, by 4 and by 12 samples. As "
-        "epochs are so few (the paper: 100 and 200), both lose at 4 processes, SGD more."
+        "is 10 test samples: where a finding is missed, it is on one seed, by 4 and by 12 samples. "
+        "As epochs are so few (the paper: 100 and 200), both lose at 4 processes, SGD more."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
