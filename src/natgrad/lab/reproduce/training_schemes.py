@@ -51,10 +51,10 @@ class Schemes(Item):
         "norm layers of 4 and 8 channels, 45 epochs (90 steps) of batches of 128 with the numbers "
         "of the paper's row for 32,768, none of them looked for anew; new factors and "
         "decompositions every 4 steps (the paper: every step). What is worth something to "
-        "ResNet-50 on 1.3 million images in 1,760 steps need not be here; and K-FAC "
-        "warns in these runs that the row's damping is far too low for this network, so that some "
-        "of them fall out of line. A setting tried before, "
-        "of 500 images and 176 steps, was given up in its first seed, as it took too long."
+        "ResNet-50 on 1.3 million images in 1,760 steps need not be here: schemes that are not "
+        "seen to help differ by less than seeds do. K-FAC itself warns in these runs that the "
+        "row's damping is far too low for this network. A setting tried before, of 500 images and "
+        "176 steps, was given up in its first seed, as it took too long."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
@@ -112,7 +112,7 @@ class Schemes(Item):
                     name,
                     middle([last(one, "test_accuracy") for one in of], ".2%"),
                     middle([last(one, "fit_accuracy") for one in of], ".2%"),
-                    middle([last(one, "test_loss") for one in of], ".3f"),
+                    middle([last(one, "test_loss") for one in of], ".3g"),
                     middle([max(one["norms"], default=float("inf")) for one in of], ".1f"),
                 )
             )
