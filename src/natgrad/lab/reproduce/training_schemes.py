@@ -51,8 +51,8 @@ class Schemes(Item):
         "norm layers of 4 and 8 channels, 45 epochs (90 steps) of batches of 128 with the numbers "
         "of the paper's row for 32,768, none of them looked for anew; new factors and "
         "decompositions every 4 steps (the paper: every step). What is worth something to "
-        "ResNet-50 on 1.3 million images in 1,760 steps need not be here: schemes that are not "
-        "seen to help differ by less than seeds do. K-FAC itself warns in these runs that the "
+        "ResNet-50 on 1.3 million images in 1,760 steps need not be here, and three seeds say "
+        "little about differences of one or two points. K-FAC itself warns in these runs that the "
         "row's damping is far too low for this network. A setting tried before, of 500 images and "
         "176 steps, was given up in its first seed, as it took too long."
     )
