@@ -88,7 +88,11 @@ def test_the_page_has_what_was_measured():
     assert measured >= 2
 
 
-@pytest.mark.parametrize("name", ITEMS)
+# Those that start processes.
+STARTS = {"processes": [pytest.mark.slow, pytest.mark.distributed]}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=STARTS.get(n, [])) for n in ITEMS])
 def test_items_in_seconds(name, tmp_path):
     """Measured once, kept, shown and drawn; a second call measures nothing."""
     told, seeds = [], 2 if name == "change-rates" else 1
@@ -97,6 +101,8 @@ def test_items_in_seconds(name, tmp_path):
     assert len(found.findings()) == len(ITEMS[name].findings())
     assert all(line.startswith(("held (", "**not held** (")) for line in found.findings())
     assert found.table().rows
+    if name == "processes":
+        assert all(of["processes"] == 2 for of in found.results[0]["runs"]["2"].values())
     count = len(told)
     again = reproduce(ITEMS[name], tmp_path, seeds, told.append, smoke=True)
     assert again.results == found.results

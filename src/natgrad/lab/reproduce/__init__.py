@@ -6,11 +6,17 @@ cluster's own as a command, and what the paper says in words as checks. Add it t
 
 from natgrad.lab.reproduce.approximation import Approximation
 from natgrad.lab.reproduce.change_rates import ChangeRateItem
+from natgrad.lab.reproduce.critical_batch import CriticalBatch
+from natgrad.lab.reproduce.curves import Curves
 from natgrad.lab.reproduce.eigen_inverse import EigenInverse
+from natgrad.lab.reproduce.intervals import IntervalItem
 from natgrad.lab.reproduce.item import Finding, Item, Result
 from natgrad.lab.reproduce.norm_structures import NormStructures
+from natgrad.lab.reproduce.processes import Processes
 from natgrad.lab.reproduce.runner import Measured, reproduce
 from natgrad.lab.reproduce.size_table import SizeTable
+from natgrad.lab.reproduce.training_schemes import Schemes
+from natgrad.lab.reproduce.unet_membranes import UNetItem
 
 ITEMS: dict[str, Item] = {
     item.name: item
@@ -20,6 +26,12 @@ ITEMS: dict[str, Item] = {
         NormStructures(),
         EigenInverse(),
         Approximation(),
+        CriticalBatch(),
+        IntervalItem(),
+        Curves(),
+        Processes(),
+        Schemes(),
+        UNetItem(),
     )
 }
 
