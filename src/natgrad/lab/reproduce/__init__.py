@@ -8,8 +8,10 @@ from natgrad.lab.reproduce.approximation import Approximation
 from natgrad.lab.reproduce.change_rates import ChangeRateItem
 from natgrad.lab.reproduce.eigen_inverse import EigenInverse
 from natgrad.lab.reproduce.item import Finding, Item, Result
+from natgrad.lab.reproduce.monte_carlo import MonteCarlo
 from natgrad.lab.reproduce.norm_structures import NormStructures
 from natgrad.lab.reproduce.runner import Measured, reproduce
+from natgrad.lab.reproduce.scaling import Scaling
 from natgrad.lab.reproduce.size_table import SizeTable
 
 ITEMS: dict[str, Item] = {
@@ -20,6 +22,8 @@ ITEMS: dict[str, Item] = {
         NormStructures(),
         EigenInverse(),
         Approximation(),
+        Scaling(),
+        MonteCarlo(),
     )
 }
 
