@@ -7,12 +7,14 @@ cluster's own as a command, and what the paper says in words as checks. Add it t
 from natgrad.lab.reproduce.approximation import Approximation
 from natgrad.lab.reproduce.change_rates import ChangeRateItem
 from natgrad.lab.reproduce.eigen_inverse import EigenInverse
+from natgrad.lab.reproduce.fractions import Fractions
 from natgrad.lab.reproduce.item import Finding, Item, Result
 from natgrad.lab.reproduce.monte_carlo import MonteCarlo
 from natgrad.lab.reproduce.norm_structures import NormStructures
 from natgrad.lab.reproduce.runner import Measured, reproduce
 from natgrad.lab.reproduce.scaling import Scaling
 from natgrad.lab.reproduce.size_table import SizeTable
+from natgrad.lab.reproduce.stages import StageProfile
 
 ITEMS: dict[str, Item] = {
     item.name: item
@@ -24,6 +26,8 @@ ITEMS: dict[str, Item] = {
         Approximation(),
         Scaling(),
         MonteCarlo(),
+        Fractions(),
+        StageProfile(),
     )
 }
 

@@ -28,9 +28,7 @@ class MonteCarlo(Item):
     name = "monte-carlo"
     title = "The error of the Monte-Carlo Fisher against the number of draws"
     papers = "Yokota's slides, the definitions of F, F_mc and C"
-    printed = (
-        "the definitions: F as a sum over classes, F_mc over samples of them, C at the labels."
-    )
+    printed = "the definitions: F sums over classes, F_mc over draws of them, C is at the labels."
     remark = (
         "Here: 300 images of 7 × 7 pixels and layers of 12 units, at the two training accuracies "
         "of the slides; targets are drawn for each image. The slope is that of a line through the "
