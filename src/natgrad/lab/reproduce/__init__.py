@@ -8,6 +8,7 @@ from natgrad.lab.reproduce.approximation import Approximation
 from natgrad.lab.reproduce.change_rates import ChangeRateItem
 from natgrad.lab.reproduce.eigen_inverse import EigenInverse
 from natgrad.lab.reproduce.fractions import Fractions
+from natgrad.lab.reproduce.generalisation import Generalisation
 from natgrad.lab.reproduce.item import Finding, Item, Result
 from natgrad.lab.reproduce.monte_carlo import MonteCarlo
 from natgrad.lab.reproduce.norm_structures import NormStructures
@@ -28,6 +29,7 @@ ITEMS: dict[str, Item] = {
         MonteCarlo(),
         Fractions(),
         StageProfile(),
+        Generalisation(),
     )
 }
 

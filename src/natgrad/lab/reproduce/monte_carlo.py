@@ -127,7 +127,7 @@ def errors(
     def error(curvature: Fisher) -> float:
         return float((fisher(problem, curvature=curvature).dense() - exact).norm() / exact.norm())
 
-    found = {}
+    found: dict[str, float] = {}
     for index, count in enumerate(draws):
         seeds = range(first_seed + repeats * index, first_seed + repeats * (index + 1))
         squares = [error(MonteCarloFisher(samples=count, seed=seed)) ** 2 for seed in seeds]
@@ -144,7 +144,7 @@ def slope(of: dict[str, float]) -> float:
     points = [(log(count), log(error)) for count, error in _drawn(of)]
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
     over = sum((a - x) ** 2 for a, _ in points)
-    return sum((a - x) * (b - y) for a, b in points) / over
+    return float(sum((a - x) * (b - y) for a, b in points) / over)
 
 
 def _drawn(of: dict[str, float]) -> list[tuple[int, float]]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from natgrad import KFAC, Distributed
 from natgrad.capture.stopwatch import Stopwatch
 from natgrad.comm import launch
+from natgrad.kfac.reports import Memory
 from natgrad.lab.models import convnet, small_resnet
 from natgrad.placement import Placement, Sent
 
@@ -138,14 +139,15 @@ def _trained(job: RankJob, placement: Placement) -> dict[str, Any]:
             now = {stage: watch.seconds[stage] - spent.get(stage, 0.0) for stage in watch.seconds}
             least = seconds.get(kind, now)
             seconds[kind] = {stage: min(least.get(stage, s), s) for stage, s in now.items()}
-    memory, plan = kfac.memory().total, kfac.plan
+    memory, plan = kfac.memory(), kfac.plan
+    assert isinstance(memory, Memory)
     others = sum(p.numel() for p in kfac.gradients.parameters) - sum(b.numel for b in plan.blocks)
     planned = plan.memory(rank)
     return {
         "sent": sent,
         "planned": {kind: _planned(plan.sent(rank, others), kind) for kind in KINDS},
         "seconds": seconds,
-        "kept": sum(memory.get(kind, 0) for kind in KEPT),
+        "kept": sum(memory.total.get(kind, 0) for kind in KEPT),
         "planned_kept": sum(getattr(planned, kind) for kind in KEPT),
         "work": float(plan.work(rank).precondition),
         "weights": _flat(network.parameters()),
