@@ -5,11 +5,14 @@ cluster's own as a command, and what the paper says in words as checks. Add it t
 """
 
 from natgrad.lab.reproduce.approximation import Approximation
+from natgrad.lab.reproduce.bert import BertPhases
 from natgrad.lab.reproduce.change_rates import ChangeRateItem
 from natgrad.lab.reproduce.eigen_inverse import EigenInverse
 from natgrad.lab.reproduce.fractions import Fractions
+from natgrad.lab.reproduce.full_batch import FullBatch
 from natgrad.lab.reproduce.generalisation import Generalisation
 from natgrad.lab.reproduce.item import Finding, Item, Result
+from natgrad.lab.reproduce.mask_rcnn import MaskRcnnHeads
 from natgrad.lab.reproduce.monte_carlo import MonteCarlo
 from natgrad.lab.reproduce.norm_structures import NormStructures
 from natgrad.lab.reproduce.runner import Measured, reproduce
@@ -30,6 +33,9 @@ ITEMS: dict[str, Item] = {
         Fractions(),
         StageProfile(),
         Generalisation(),
+        FullBatch(),
+        BertPhases(),
+        MaskRcnnHeads(),
     )
 }
 
