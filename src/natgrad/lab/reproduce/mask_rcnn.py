@@ -16,8 +16,8 @@ from natgrad.tables import Column, Table
 
 SGD, KFAC = "SGD", "K-FAC on the heads"
 SHARES = (0.82, 1.0)  # of the steps: 21,000 of 25,640 in the paper, on 32 GPUs
-RATES = (0.01, 0.03, 0.09)  # for each of the two
-STEPS, IMAGES, TESTS, SIDE = 150, 120, 40, 64
+RATES = (0.02, 0.08)  # for each of the two
+STEPS, IMAGES, TESTS, SIDE = 80, 120, 30, 64
 PRECISIONS = ("box_ap", "mask_ap")
 
 
@@ -35,10 +35,10 @@ class MaskRcnnHeads(Item):
     needs = "torchvision"
     remark = (
         "Here: the same heads and losses on a backbone of four convolutions of 8 channels, 120 "
-        "drawn images of 64 pixels and 40 to test on, 4 in a step; 150 steps, or 82% of them, each "
-        "a run whose rate falls to 0 at its end. Each of the two has the learning rates 0.01, 0.03 "
-        "and 0.09 in the long run, of which the best by box AP is shown, and keeps it in the short "
-        "one; damping 0.3, and intervals of 5 and 50 instead of 50 and 500, as there are fewer "
+        "drawn images of 64 pixels and 30 to test on, 4 in a step; 80 steps, or 82% of them, each "
+        "a run whose rate falls to 0 at its end. Each of the two has the learning rates 0.02 and "
+        "0.08 in the long run, of which the one with the lower test loss is shown, and keeps it in "
+        "the short one; damping 0.3, and intervals of 5 and 50 instead of 50 and 500, as there are fewer "
         "steps. COCO and ResNet-50, as in the paper, were not run. CPU seconds are those of a "
         "whole run, with reading and testing."
     )
@@ -56,7 +56,7 @@ class MaskRcnnHeads(Item):
                 for rate in RATES[:1] if smoke else RATES:
                     tell(f"{name}, learning rate {rate}")
                     runs[rate] = _run(folder, seed, steps, rate, name)
-                best = max(runs, key=lambda rate: runs[rate]["box_ap"])
+                best = min(runs, key=lambda rate: runs[rate]["loss"])
                 tell(f"{name}, {SHARES[0]:.0%} of the steps")
                 short = _run(folder, seed, round(SHARES[0] * steps), best, name)
                 found[name] = {"short": short, "long": runs[best]}
@@ -66,19 +66,31 @@ class MaskRcnnHeads(Item):
         def over(metric: str, name: str, sign: int) -> Any:
             def margin(result: Result) -> float:
                 runs = result["runs"]
-                apart = float(runs[name]["short"][metric] - runs[SGD]["long"][metric])
-                return sign * apart + (1e-9 if sign > 0 else 0.0)
+                target = float(runs[SGD]["long"][metric])
+                return sign * (float(runs[name]["short"][metric]) - target)
+
+            return margin
+
+        def lower(name: str, sign: int) -> Any:
+            def margin(result: Result) -> float:
+                runs = result["runs"]
+                return sign * float(runs[SGD]["long"]["loss"] - runs[name]["short"]["loss"])
 
             return margin
 
         return (
             Finding(
-                "with K-FAC on the heads 82% of the steps reach the box AP of all of SGD's",
+                "with K-FAC on the heads 82% of the steps reach the test loss of all of SGD's",
+                lower(KFAC, 1),
+                "below it by",
+            ),
+            Finding("SGD itself does not", lower(SGD, -1), "above it by"),
+            Finding(
+                "with K-FAC on the heads 82% of the steps pass the box AP of all of SGD's",
                 over("box_ap", KFAC, 1),
                 "above it by",
             ),
             Finding("and the mask AP", over("mask_ap", KFAC, 1), "above it by"),
-            Finding("SGD itself does not (box AP)", over("box_ap", SGD, -1), "below it by"),
         )
 
     def table(self, results: Sequence[Result]) -> Table:
@@ -91,7 +103,7 @@ class MaskRcnnHeads(Item):
                 rows.append((f"{name}, {runs[0]['steps']} steps", *cells))
         names = ("box AP", "mask AP", "test loss", "learning rate", "CPU seconds")
         columns = (Column("training"), *(Column(name, "right") for name in names))
-        footer = "of the best of three learning rates; median over seeds, with least and most"
+        footer = "of the better of two learning rates; median over seeds, with least and most"
         return Table(self.title, columns, tuple(rows), footer)
 
     def draw(self, axes: Any, results: Sequence[Result]) -> None:
