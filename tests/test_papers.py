@@ -11,9 +11,10 @@ import pytest
 from natgrad.cli.main import ABOUT
 from natgrad.errors import SettingError
 from natgrad.lab.marks import write_between
-from natgrad.lab.reproduce import ITEMS, Finding, reproduce
+from natgrad.lab.reproduce import ITEMS, Finding, Item, reproduce
 from natgrad.lab.reproduce.runner import write_page
 from natgrad.lab.train import PRESETS, Settings
+from natgrad.tables import Column, Table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
@@ -88,8 +89,18 @@ def test_the_page_has_what_was_measured():
     assert measured >= 2
 
 
-@pytest.mark.parametrize("name", ITEMS)
+# Whose processes tests/distributed starts.
+ON_PROCESSES = ("fractions", "stages")
+
+
+@pytest.mark.parametrize("name", [name for name in ITEMS if name not in ON_PROCESSES])
 def test_items_in_seconds(name, tmp_path):
+    if ITEMS[name].needs:
+        pytest.importorskip(ITEMS[name].needs)
+    measure_in_seconds(name, tmp_path)
+
+
+def measure_in_seconds(name, tmp_path):
     """Measured once, kept, shown and drawn; a second call measures nothing."""
     told, seeds = [], 2 if name == "change-rates" else 1
     found = reproduce(ITEMS[name], tmp_path, seeds, told.append, smoke=True)
@@ -108,6 +119,39 @@ def test_items_in_seconds(name, tmp_path):
     assert said.startswith("above\n")
     assert said.endswith("below\n")
     assert f"### {ITEMS[name].title}" in said
+
+
+class Counting(Item):
+    """Is interrupted once, in its second seed."""
+
+    name, title, papers, printed = "counting", "Counting", "nobody", "nothing"
+    interrupted = False
+
+    def measure(self, seed, smoke, tell):
+        if seed == 1 and not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return {"seed": seed}
+
+    def findings(self):
+        return (Finding("it counts", lambda result: 1.0 + result["seed"], "to"),)
+
+    def table(self, results):
+        return Table("", (Column("seed"),), tuple((str(r["seed"]),) for r in results))
+
+    def draw(self, axes, results):
+        axes.plot([r["seed"] for r in results])
+
+
+def test_an_item_goes_on_where_it_was_interrupted(tmp_path):
+    told, item = [], Counting()
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(item, tmp_path, 3, told.append)
+    assert told == ["counting, seed 1 of 3", "counting, seed 2 of 3"]
+    found = reproduce(item, tmp_path, 3, told.append)
+    assert told[2:4] == ["counting, seed 2 of 3", "counting, seed 3 of 3"]
+    assert found.table().rows == (("0",), ("1",), ("2",))
+    assert found.findings() == ["held (3 of 3 seeds; to 1 to 3): it counts"]
 
 
 def test_a_finding_says_on_how_many_seeds_it_held():

@@ -9,7 +9,7 @@ from natgrad import Eigen, Hybrid
 from natgrad.lab.models.spreading import Layout
 from natgrad.lab.report.cluster_shapes import KAISA, Counted
 from natgrad.lab.reproduce.item import Finding, Item, Result, Tell
-from natgrad.lab.reproduce.rank_runs import RankJob, measured
+from natgrad.lab.reproduce.rank_profiles import RankJob, measured
 from natgrad.tables import Column, Table, bytes_text
 
 RANKS, GPUS = 4, 64

@@ -38,9 +38,9 @@ class MaskRcnnHeads(Item):
         "drawn images of 64 pixels and 30 to test on, 4 in a step; 80 steps, or 82% of them, each "
         "a run whose rate falls to 0 at its end. Each of the two has the learning rates 0.02 and "
         "0.08 in the long run, of which the one with the lower test loss is shown, and keeps it in "
-        "the short one; damping 0.3, and intervals of 5 and 50 instead of 50 and 500, as there are fewer "
-        "steps. COCO and ResNet-50, as in the paper, were not run. CPU seconds are those of a "
-        "whole run, with reading and testing."
+        "the short one; damping 0.3, and intervals of 5 and 50 instead of 50 and 500, as there are "
+        "fewer steps. COCO and ResNet-50, as in the paper, were not run. CPU seconds are those of "
+        "a whole run, with reading and testing."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:

@@ -31,8 +31,11 @@ def chance(x: Sequence[float], y: Sequence[float], seed: int, draws: int = 1000)
     """
     generator = np.random.default_rng(seed)
     first, second = _signs(x), _signs(y)
-    orders = (generator.permutation(len(x)) for _ in range(draws))
-    return np.array([_tau(first, second[np.ix_(one, one)]) for one in orders])
+    orders = np.stack([generator.permutation(len(x)) for _ in range(draws)])
+    # Pairs in the same order less those in the other, [draws]: both matrices have all pairs twice.
+    agreed = (first * second[orders[:, :, None], orders[:, None, :]]).sum((1, 2))
+    taus: Numbers = agreed / _size(first, second)
+    return taus
 
 
 def granulated(
@@ -64,5 +67,9 @@ def _signs(values: Sequence[float]) -> Numbers:
 
 
 def _tau(x: Numbers, y: Numbers) -> float:
-    size = float(np.sqrt((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum()) / size if size else 0.0
+    return float((x * y).sum()) / _size(x, y)
+
+
+def _size(x: Numbers, y: Numbers) -> float:
+    """Of pairs that differ; 1 if none do, as nothing is then in any order."""
+    return float(np.sqrt((x * x).sum() * (y * y).sum())) or 1.0
