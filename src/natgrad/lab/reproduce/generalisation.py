@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -27,19 +28,20 @@ from natgrad.operators import Problem, ggn
 from natgrad.structures import Kronecker
 from natgrad.tables import Column, Table
 
-# What nets differ in. All are trained to the same loss, so that none is only less far.
+# What nets differ in. All are trained to the same loss, so that none is only less far; those that
+# do not get there are left out.
 AXES: dict[str, tuple[float, ...]] = {
     "width": (12, 48),
     "batch": (16, 128),
-    "rate": (0.03, 0.12),
+    "rate": (0.01, 0.04),
     "label noise": (0.0, 0.2),
 }
 SMALL: dict[str, tuple[float, ...]] = {
     **AXES,
     "batch": (16,),
-    "rate": (0.12,),
+    "rate": (0.04,),
 }
-SAMPLES, LOSS, EPOCHS = 400, 0.05, 600
+SAMPLES, LOSS, EPOCHS = 400, 0.05, 500
 
 MEASURES: dict[str, Callable[[Problem, int], float]] = {
     "spectral bound": lambda problem, seed: spectral_bound(problem).complexity,
@@ -66,8 +68,9 @@ class Generalisation(Item):
     )
     remark = (
         "Here: 16 MLPs of one hidden layer for each seed, of all combinations of width (12, 48), "
-        "batch (16, 128), learning rate (0.03, 0.12) and share of labels drawn anew (0, 0.2), "
-        "trained by SGD with momentum on 400 digits to a loss of 0.05, as far as 600 epochs reach. "
+        "batch (16, 128), learning rate (0.01, 0.04) and share of labels drawn anew (0, 0.2), "
+        "trained by SGD with momentum on 400 digits to a loss of 0.05; those that do not reach it "
+        "in 500 epochs are left out. (With a rate of 0.12, tried before, some did not.) "
         "The gap is the accuracy on the training samples, with the labels they were trained with, "
         "less that on 360 test samples. The measures are read from the training samples alone: the "
         "spectral complexity, the KL divergence of the PAC-Bayes bound, the penalty of Takeuchi's "
@@ -85,8 +88,9 @@ class Generalisation(Item):
             net = dict(zip(axes, values, strict=True))
             if index % 8 == 0:
                 tell(f"net {index + 1} of {np.prod([len(one) for one in axes.values()])}")
-            nets.append(_net(net, x, y, tests, seed, 3 if smoke else EPOCHS))
-        return {"nets": nets}
+            found = _net(net, x, y, tests, seed, (3, inf) if smoke else (EPOCHS, LOSS))
+            nets += [] if found is None else [found]
+        return {"nets": nets, "tried": index + 1}
 
     def findings(self) -> tuple[Finding, ...]:
         def beyond_chance(name: str) -> Finding:
@@ -124,11 +128,13 @@ class Generalisation(Item):
             means = [sum(one.values()) / len(one) for one in agreed]
             cells = (middle(values, ".2f") for values in (taus, spread, means))
             rows.append((name, *cells))
+        tried = results[0]["tried"]
+        count = ", ".join(f"{len(r['nets'])} of {tried}" for r in results)
         names = ("Kendall's τ with the gap", "deviation by chance", "τ, one thing at a time")
         columns = (Column("measure"), *(Column(name, "right") for name in names))
         footer = (
-            "deviation by chance: of τ over 1,000 permutations of the gaps; median over seeds, "
-            "with the least and the most"
+            f"{count} nets reached the loss; deviation by chance: of τ over 1,000 permutations of "
+            "the gaps; median over seeds, with the least and the most"
         )
         return Table(self.title, columns, tuple(rows), footer)
 
@@ -154,15 +160,16 @@ def _net(
     y: Tensor,
     tests: tuple[Tensor, Tensor],
     seed: int,
-    epochs: int,
-) -> dict[str, Any]:
-    """Train one, and measure it."""
+    length: tuple[int, float],
+) -> dict[str, Any] | None:
+    """Train one for so many epochs, or to this loss, and measure it if it got there."""
     generator = torch.Generator().manual_seed(seed)
     noisy = torch.rand(len(y), generator=generator) < net["label noise"]
     labels = torch.where(noisy, torch.randint(10, y.shape, generator=generator), y)
     torch.manual_seed(seed)
     model = mlp((x.shape[1], int(net["width"]), 10))
-    _train(model, x, labels, int(net["batch"]), net["rate"], epochs)
+    if not _fits(model, x, labels, int(net["batch"]), net["rate"], *length):
+        return None
     with torch.no_grad():
         output = model(x)
         fitted = float((output.argmax(1) == labels).double().mean())
@@ -174,8 +181,10 @@ def _net(
     return {"settings": net, "gap": fitted - tested, "loss": loss, "measures": found}
 
 
-def _train(model: nn.Module, x: Tensor, y: Tensor, batch: int, rate: float, epochs: int) -> None:
-    """Until the mean loss of all samples is ``LOSS``, or for so many epochs."""
+def _fits(
+    model: nn.Module, x: Tensor, y: Tensor, batch: int, rate: float, epochs: int, target: float
+) -> bool:
+    """Train; whether the mean loss of all samples came below the target."""
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     for _ in range(epochs):
         for rows in torch.randperm(len(y)).split(batch):
@@ -183,8 +192,9 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, batch: int, rate: float, epoc
             F.cross_entropy(model(x[rows]), y[rows]).backward()
             optimizer.step()
         with torch.no_grad():
-            if float(F.cross_entropy(model(x), y)) < LOSS:
-                return
+            if float(F.cross_entropy(model(x), y)) < target:
+                return True
+    return False
 
 
 def _digits(seed: int, count: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
