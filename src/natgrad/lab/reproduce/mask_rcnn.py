@@ -17,7 +17,7 @@ from natgrad.tables import Column, Table
 SGD, KFAC = "SGD", "K-FAC on the heads"
 SHARES = (0.82, 1.0)  # of the steps: 21,000 of 25,640 in the paper, on 32 GPUs
 RATES = (0.02, 0.08)  # for each of the two
-STEPS, IMAGES, TESTS, SIDE = 80, 120, 30, 64
+STEPS, IMAGES, TESTS, SIDE = 60, 120, 20, 64
 PRECISIONS = ("box_ap", "mask_ap")
 
 
@@ -35,7 +35,7 @@ class MaskRcnnHeads(Item):
     needs = "torchvision"
     remark = (
         "Here: the same heads and losses on a backbone of four convolutions of 8 channels, 120 "
-        "drawn images of 64 pixels and 30 to test on, 4 in a step; 80 steps, or 82% of them, each "
+        "drawn images of 64 pixels and 20 to test on, 4 in a step; 60 steps, or 82% of them, each "
         "a run whose rate falls to 0 at its end. Each of the two has the learning rates 0.02 and "
         "0.08 in the long run, of which the one with the lower test loss is shown, and keeps it in "
         "the short one; damping 0.3, and intervals of 5 and 50 instead of 50 and 500, as there are "
