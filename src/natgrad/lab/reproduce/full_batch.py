@@ -40,9 +40,9 @@ class FullBatch(Item):
     remark = (
         "Here: 500 images of Fashion-MNIST and 2,000 to test on, an MLP of two layers of 128 units "
         "without norms, no augmentation; 20 epochs, or 200 steps for the longer runs (the paper: "
-        "300 epochs, and 3,000 steps with augmentation). Each way has the learning rates 0.03, 0.12 "
-        "and 0.48 and shows the best by test accuracy. The penalty is L + τ/4 ‖∇L‖² with τ = 0.5; "
-        "clipping, which the paper's regularized runs have too, was not tried."
+        "300 epochs, and 3,000 steps with augmentation). Each way has the learning rates 0.03, "
+        "0.12 and 0.48 and shows the best by test accuracy. The penalty is L + τ/4 ‖∇L‖² with "
+        "τ = 0.5; clipping, which the paper's regularized runs have too, was not tried."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
