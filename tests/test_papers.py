@@ -93,10 +93,12 @@ def test_the_page_has_what_was_measured():
 ON_PROCESSES = ("fractions", "stages")
 
 
-@pytest.mark.parametrize("name", [name for name in ITEMS if name not in ON_PROCESSES])
+# Those that need a package besides are tested where it is (tests/integrations).
+HERE = [name for name, item in ITEMS.items() if name not in ON_PROCESSES and not item.needs]
+
+
+@pytest.mark.parametrize("name", HERE)
 def test_items_in_seconds(name, tmp_path):
-    if ITEMS[name].needs:
-        pytest.importorskip(ITEMS[name].needs)
     measure_in_seconds(name, tmp_path)
 
 
