@@ -205,7 +205,8 @@ def drawn_words() -> tuple[MaskedWords, MaskedWords]:
     """Windows of words that are drawn at random, for a run of seconds."""
     words = np.random.default_rng(0).choice(["an", "and", "ant", "tan", "nat"], 400)
     text = " ".join(words.tolist())
-    return tuple(data.masked_words(data.Split(text, text), length=16, pieces=40))
+    train, test = data.masked_words(data.Split(text, text), length=16, pieces=40)
+    return train, test
 
 
 _TINY: dict[str, Any] = {

@@ -50,11 +50,12 @@ class MonteCarlo(Item):
 
     def findings(self) -> tuple[Finding, ...]:
         def steady(result: Result) -> float:
-            return ROOM - max(abs(slope(of) + 0.5) for of in result["errors"].values())
+            apart = [abs(slope(of) + 0.5) for of in result["errors"].values()]
+            return ROOM - max(apart)
 
         def nearer(many: bool) -> Any:
             def margin(result: Result) -> float:
-                shares = []
+                shares: list[float] = []
                 for of in result["errors"].values():
                     drawn = _drawn(of)
                     shares.append(1 - drawn[-1 if many else 0][1] / of[EMPIRICAL])
