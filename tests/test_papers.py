@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 from dataclasses import fields
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,15 @@ import pytest
 from natgrad.cli.main import ABOUT
 from natgrad.errors import SettingError
 from natgrad.lab.marks import write_between
+from natgrad.lab.models.planned import PLANNED
+from natgrad.lab.names import NETWORKS, PLACEMENTS
 from natgrad.lab.reproduce import ITEMS, Finding, Item, reproduce
 from natgrad.lab.reproduce.runner import write_page
 from natgrad.lab.train import PRESETS, Settings
+from natgrad.placement import CLUSTERS
 from natgrad.tables import Column, Table
 
+PLAN = "natgrad.cli.plan"
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
 ROW = re.compile(r"^\| `([OPKSY]\d+)` \| (.+?) \| `(.+)` \|$", re.MULTILINE)
@@ -68,6 +74,37 @@ def test_what_does_not_exist_is_noticed():
         "python -m benchmarks.nowhere",
     ):
         assert problem(shown).startswith("no such "), shown
+
+
+def commands(text):
+    """Those of an item's own settings, which are prose with commands in it."""
+    return [part.partition(" (")[0] for part in re.split(r", then |, with ", text) if part]
+
+
+def wrong_plan(words):
+    """What `natgrad plan` would not know of these words."""
+    known = {
+        f"--{name.replace('_', '-')}" for name in signature(import_module(PLAN).plan).parameters
+    }
+    allowed = {"--placement": PLACEMENTS, "--network": (*NETWORKS, *PLANNED), "--cluster": CLUSTERS}
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        if flag.startswith("--") and flag not in known:
+            return f"no such flag: {flag}"
+        if flag in allowed and value not in allowed[flag]:
+            return f"no such value of {flag}: {value}"
+    return ""
+
+
+def test_settings_of_the_papers_are_commands_that_exist():
+    for item in ITEMS.values():
+        for text in commands(item.cluster):
+            if not text.startswith("natgrad "):
+                continue
+            words = shlex.split(text)
+            wrong = wrong_plan(words) if words[1] == "plan" else problem(text)
+            assert not wrong, (item.name, text)
+    assert wrong_plan(["natgrad", "plan", "--placement", "comm-opt"])
+    assert wrong_plan(["natgrad", "plan", "--sweep", "3"])
 
 
 def test_the_page_has_what_was_measured():

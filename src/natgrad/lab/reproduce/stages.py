@@ -51,7 +51,7 @@ class StageProfile(Item):
     )
     cluster = (
         "natgrad plan --network resnet50 --ranks 64 --cluster v100-112x4 --batch 32 "
-        "--placement comm-opt --timeline stages.svg (and --placement mem-opt)"
+        "--placement comm --timeline stages.svg (and --placement mem)"
     )
 
     remark = (
