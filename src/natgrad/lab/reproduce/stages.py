@@ -59,11 +59,12 @@ class StageProfile(Item):
         "thread that trains; time on the way is not in them, so that bytes are compared instead. "
         "Predicted: ResNet-50 on 64 V100, in fused buckets, and the ratio of the paper also with a "
         "broadcast for each tensor, as its program has them. Why some do not hold: on a machine "
-        "that does other things as well CPU seconds of the same work differ by more than 2%; what "
-        "K-FAC-opt sends is packed in the stage of the eigendecompositions, whose predicted "
-        "seconds are alike; and matrices as small as these are preconditioned in calls that cost "
-        "as much on few layers as on many, where that of ResNet-50 is predicted to be 6.5 times as "
-        "long. Of the ratio 3.4 the page on [planning](planning.md#against-the-papers) has more."
+        "that does other things as well CPU seconds of the same work differ by more than 2%; and "
+        "what is sent is packed in the stage that it belongs to, so that K-FAC-opt has longer "
+        "eigendecompositions, and K-FAC-lw preconditioning that is hardly shorter with matrices as "
+        "small as these. Predicted seconds of ResNet-50 are without packing: alike for "
+        "eigendecompositions, and 6.5 times as long for preconditioning. Of the ratio 3.4 the page "
+        "on [planning](planning.md#against-the-papers) has more."
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
