@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from natgrad import KFAC, Cholesky, Eigen
-from natgrad.cli.options import Layout
-from natgrad.cli.placements import spread
 from natgrad.inverses import Inverse
 from natgrad.lab.models.planned import PLANNED
+from natgrad.lab.models.spreading import Layout, spread
 from natgrad.lab.names import NETWORKS
 from natgrad.placement import CLUSTERS, Flops, Hybrid, MemOpt, Plan, World, assemble, simulate
 from natgrad.placement.strategies.hybrid import grid, some_divisors

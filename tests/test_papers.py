@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 from dataclasses import fields
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,15 @@ import pytest
 from natgrad.cli.main import ABOUT
 from natgrad.errors import SettingError
 from natgrad.lab.marks import write_between
-from natgrad.lab.reproduce import ITEMS, Finding, reproduce
+from natgrad.lab.models.planned import PLANNED
+from natgrad.lab.names import NETWORKS, PLACEMENTS
+from natgrad.lab.reproduce import ITEMS, Finding, Item, reproduce
 from natgrad.lab.reproduce.runner import write_page
 from natgrad.lab.train import PRESETS, Settings
+from natgrad.placement import CLUSTERS
+from natgrad.tables import Column, Table
 
+PLAN = "natgrad.cli.plan"
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
 ROW = re.compile(r"^\| `([OPKSY]\d+)` \| (.+?) \| `(.+)` \|$", re.MULTILINE)
@@ -69,6 +76,37 @@ def test_what_does_not_exist_is_noticed():
         assert problem(shown).startswith("no such "), shown
 
 
+def commands(text):
+    """Those of an item's own settings, which are prose with commands in it."""
+    return [part.partition(" (")[0] for part in re.split(r", then |, with ", text) if part]
+
+
+def wrong_plan(words):
+    """What `natgrad plan` would not know of these words."""
+    known = {
+        f"--{name.replace('_', '-')}" for name in signature(import_module(PLAN).plan).parameters
+    }
+    allowed = {"--placement": PLACEMENTS, "--network": (*NETWORKS, *PLANNED), "--cluster": CLUSTERS}
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        if flag.startswith("--") and flag not in known:
+            return f"no such flag: {flag}"
+        if flag in allowed and value not in allowed[flag]:
+            return f"no such value of {flag}: {value}"
+    return ""
+
+
+def test_settings_of_the_papers_are_commands_that_exist():
+    for item in ITEMS.values():
+        for text in commands(item.cluster):
+            if not text.startswith("natgrad "):
+                continue
+            words = shlex.split(text)
+            wrong = wrong_plan(words) if words[1] == "plan" else problem(text)
+            assert not wrong, (item.name, text)
+    assert wrong_plan(["natgrad", "plan", "--placement", "comm-opt"])
+    assert wrong_plan(["natgrad", "plan", "--sweep", "3"])
+
+
 def test_the_page_has_what_was_measured():
     """Every finding as the committed results of three seeds give it."""
     page = PAGE.read_text(encoding="utf-8")
@@ -88,12 +126,22 @@ def test_the_page_has_what_was_measured():
     assert measured >= 2
 
 
-# Those that start processes.
+# Whose processes tests/distributed starts.
+ON_PROCESSES = ("fractions", "stages")
+
+
+# Those that need a package besides are tested where it is (tests/integrations).
+HERE = [name for name, item in ITEMS.items() if name not in ON_PROCESSES and not item.needs]
+# Those that start processes here.
 STARTS = {"processes": [pytest.mark.slow, pytest.mark.distributed]}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=STARTS.get(n, [])) for n in ITEMS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=STARTS.get(n, [])) for n in HERE])
 def test_items_in_seconds(name, tmp_path):
+    measure_in_seconds(name, tmp_path)
+
+
+def measure_in_seconds(name, tmp_path):
     """Measured once, kept, shown and drawn; a second call measures nothing."""
     told, seeds = [], 2 if name == "change-rates" else 1
     found = reproduce(ITEMS[name], tmp_path, seeds, told.append, smoke=True)
@@ -114,6 +162,39 @@ def test_items_in_seconds(name, tmp_path):
     assert said.startswith("above\n")
     assert said.endswith("below\n")
     assert f"### {ITEMS[name].title}" in said
+
+
+class Counting(Item):
+    """Is interrupted once, in its second seed."""
+
+    name, title, papers, printed = "counting", "Counting", "nobody", "nothing"
+    interrupted = False
+
+    def measure(self, seed, smoke, tell):
+        if seed == 1 and not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return {"seed": seed}
+
+    def findings(self):
+        return (Finding("it counts", lambda result: 1.0 + result["seed"], "to"),)
+
+    def table(self, results):
+        return Table("", (Column("seed"),), tuple((str(r["seed"]),) for r in results))
+
+    def draw(self, axes, results):
+        axes.plot([r["seed"] for r in results])
+
+
+def test_an_item_goes_on_where_it_was_interrupted(tmp_path):
+    told, item = [], Counting()
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(item, tmp_path, 3, told.append)
+    assert told == ["counting, seed 1 of 3", "counting, seed 2 of 3"]
+    found = reproduce(item, tmp_path, 3, told.append)
+    assert told[2:4] == ["counting, seed 2 of 3", "counting, seed 3 of 3"]
+    assert found.table().rows == (("0",), ("1",), ("2",))
+    assert found.findings() == ["held (3 of 3 seeds; to 1 to 3): it counts"]
 
 
 def test_a_finding_says_on_how_many_seeds_it_held():

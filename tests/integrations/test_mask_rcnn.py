@@ -18,6 +18,7 @@ import natgrad
 from natgrad import KFAC
 from natgrad.lab import data
 from natgrad.lab.models import MASK_RCNN_HEADS, mask_rcnn, small_mask_rcnn, vision
+from natgrad.lab.reproduce import ITEMS, reproduce
 from natgrad.lab.train import preset, toml, train
 from natgrad.lab.train.logs import read
 from unit.lab.train import digit_runs as runs
@@ -238,3 +239,20 @@ def test_the_example(folder, tmp_path):
         assert ("K-FAC took" in run.stdout) == ("--sgd" not in given)
         with import_module("PIL.Image").open(picture) as drawn:
             assert drawn.size == size
+
+
+def test_its_item_of_the_papers(tmp_path):
+    """Four runs of two steps, whose numbers are in the table; a second call measures nothing."""
+    told, item = [], ITEMS["mask-rcnn"]
+    found = reproduce(item, tmp_path, 1, told.append, smoke=True)
+    (result,) = found.results
+    runs = [run for of in result["runs"].values() for run in of.values()]
+    assert [run["steps"] for run in runs] == [2] * 4
+    for run, row in zip(runs, found.table().rows, strict=True):
+        assert row[3] == f"{run['loss']:.3f}"
+    sgd, kfac = (result["runs"][name]["long"]["loss"] for name in ("SGD", "K-FAC on the heads"))
+    assert sgd != kfac
+    assert len(found.findings()) == len(item.findings())
+    count = len(told)
+    assert reproduce(item, tmp_path, 1, told.append, smoke=True).results == found.results
+    assert not [text for text in told[count:] if "seed" in text]

@@ -15,6 +15,7 @@ from natgrad.cli.trace import Profile, Record, SpanStopwatch
 from natgrad.comm import ProcessGroups, launch
 from natgrad.comm.recording import Recording
 from natgrad.errors import SettingError
+from natgrad.lab.models.spreading import Layout
 from natgrad.lab.names import INVERSES
 from natgrad.placement import Placement
 from natgrad.tables import Column, Table, bytes_text, seconds_text
@@ -25,7 +26,7 @@ def bench(
     ranks: options.RanksOption = 2,
     placement: options.PlacementOption = "auto",
     fraction: options.FractionOption = None,
-    layout: options.LayoutOption = options.Layout.DDP,
+    layout: options.LayoutOption = Layout.DDP,
     inverse: options.InverseOption = "eigen",
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of one rank.")] = 16,
     sample: Annotated[
@@ -108,7 +109,7 @@ class BenchJob:
     network: str
     inputs: tuple[int, ...]
     placement: Placement
-    layout: options.Layout
+    layout: Layout
     inverse: str
     intervals: tuple[int, int]  # update, refresh
     bucket: int
@@ -152,13 +153,13 @@ def measure(job: BenchJob) -> Record:
     return Record(comm.rank, kfac.plan.strategy, watch.spans, comm.messages, profile.ops)
 
 
-def _laid_out(model: nn.Module, layout: options.Layout) -> nn.Module:
+def _laid_out(model: nn.Module, layout: Layout) -> nn.Module:
     match layout:
-        case options.Layout.DDP:
+        case Layout.DDP:
             return nn.parallel.DistributedDataParallel(model)
-        case options.Layout.FSDP:
+        case Layout.FSDP:
             return launch.shard(model)
-        case options.Layout.PLAIN:
+        case Layout.PLAIN:
             return model
 
 

@@ -11,6 +11,7 @@ import typer
 from natgrad.comm.wire import WireFormat, float21
 from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
+from natgrad.lab.models.spreading import Layout
 from natgrad.lab.names import INVERSES, NETWORKS, PLACEMENTS, PlacementRequest
 from natgrad.lab.registry import PATH
 from natgrad.placement import CLUSTERS, Cluster, CostModel, Flops, Placement, read_cluster
@@ -18,12 +19,6 @@ from natgrad.placement import CLUSTERS, Cluster, CostModel, Flops, Placement, re
 T = TypeVar("T")
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-class Layout(StrEnum):
-    DDP = "ddp"
-    FSDP = "fsdp"
-    PLAIN = "plain"
 
 
 class WireDtype(StrEnum):

@@ -1,12 +1,11 @@
-"""Placements of one model side by side: how its blocks would lie on ranks, and what each costs."""
+"""Placements of one model side by side, and what each costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from natgrad import KFAC
-from natgrad.cli import options, terminal
+from natgrad.cli import terminal
 from natgrad.errors import SettingError
 from natgrad.placement import (
     Auto,
@@ -24,34 +23,8 @@ from natgrad.placement import (
     rank_memory,
     simulate,
 )
-from natgrad.specs import BlockSpec, Piece
+from natgrad.specs import BlockSpec
 from natgrad.tables import Column, Table, bytes_text, seconds_text
-
-
-def spread(kfac: KFAC, ranks: int, layout: options.Layout) -> tuple[tuple[BlockSpec, ...], World]:
-    """The blocks of a model on one process as they would lie on many."""
-    sharded = layout is options.Layout.FSDP
-    found = []
-    for spec, block in zip(kfac.plan.blocks, kfac.blocks, strict=True):
-        rows = [len(parameter) for parameter in block.parameters]
-        pieces = (
-            _sharded(piece, rows[piece.parameter], ranks)
-            if sharded and ranks > 1
-            else replace(piece, holders=range(ranks))
-            for piece in spec.pieces
-        )
-        found.append(replace(spec, pieces=tuple(pieces)))
-    local = layout is options.Layout.PLAIN and ranks > 1
-    world = replace(kfac.plan.world, size=ranks, gradients_are_local=local, sharded=sharded)
-    return tuple(found), world
-
-
-def _sharded(piece: Piece, rows: int, ranks: int) -> Piece:
-    """Rank r has the r-th of equal slices of a parameter's rows, the last of which may be short."""
-    chunk = -(-rows // ranks)
-    start, stop = piece.box[0]
-    holders = range(start // chunk, -(-stop // chunk))
-    return replace(piece, holders=holders, chunk=chunk if len(holders) > 1 else None)
 
 
 @dataclass(frozen=True)

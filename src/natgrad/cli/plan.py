@@ -8,12 +8,13 @@ import typer
 from natgrad import KFAC, Distributed
 from natgrad.cli import calibration, options, plan_files
 from natgrad.cli.collector import no_search_for_cycles
-from natgrad.cli.placements import PlacementComparison, Trained, spread
+from natgrad.cli.placements import PlacementComparison, Trained
 from natgrad.cli.rank_sweep import RankSweep
 from natgrad.cli.step_tables import memory_table, recommendation, stage_table
 from natgrad.errors import SettingError
 from natgrad.lab.models.by_name import NamedNetwork
 from natgrad.lab.models.planned import PLANNED, configured
+from natgrad.lab.models.spreading import Layout, spread
 from natgrad.lab.models.workload import Passes, passes
 from natgrad.lab.names import INVERSES, NETWORKS
 from natgrad.lab.registry import PATH
@@ -68,7 +69,7 @@ def plan(
         int,
         typer.Option(metavar="N", min=0, help="Of a number: Adam 8, SGD 4."),
     ] = 4,
-    layout: options.LayoutOption = options.Layout.DDP,
+    layout: options.LayoutOption = Layout.DDP,
     inverse: options.InverseOption = "eigen",
     update_every: options.UpdateOption = 10,
     refresh_every: options.RefreshOption = 100,

@@ -7,8 +7,9 @@ from functools import cached_property
 from os import PathLike
 
 from natgrad import KFAC
-from natgrad.cli import options, terminal
-from natgrad.cli.placements import PlacementComparison, spread
+from natgrad.cli import terminal
+from natgrad.cli.placements import PlacementComparison
+from natgrad.lab.models.spreading import Layout, spread
 from natgrad.placement import (
     Cluster,
     CostModel,
@@ -38,7 +39,7 @@ class RankSweep:
     """A placement, or the fastest one of each, on several numbers of ranks."""
 
     kfac: KFAC
-    layout: options.Layout
+    layout: Layout
     cluster: Cluster
     workload: Workload
     name: str

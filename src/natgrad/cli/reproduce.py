@@ -1,12 +1,13 @@
 """`natgrad reproduce`: tables and findings of the papers, measured again."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from natgrad.errors import SettingError
-from natgrad.lab.reproduce import ITEMS
+from natgrad.lab.reproduce import ITEMS, Item
 from natgrad.lab.reproduce import reproduce as measure
 from natgrad.lab.reproduce.runner import write_page
 from natgrad.tables import Column, Table
@@ -55,9 +56,16 @@ def _tell(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def _possible(item: Item) -> bool:
+    if not item.needs or find_spec(item.needs) is not None:
+        return True
+    _tell(f"{item.name} is left out, as {item.needs} is not installed: pip install {item.needs}.")
+    return False
+
+
 def _asked(names: list[str], everything: bool) -> list[str]:
     if everything:
-        return list(ITEMS)
+        return [name for name, item in ITEMS.items() if _possible(item)]
     if not names:
         raise SettingError(
             f"natgrad reproduce is given no name: name some of {', '.join(ITEMS)}, or pass --all."

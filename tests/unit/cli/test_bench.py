@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from natgrad import KFAC, CommOpt
-from natgrad.cli.options import Layout, network
-from natgrad.cli.plan import spread
+from natgrad.cli.options import network
+from natgrad.lab.models.spreading import Layout, spread
 from natgrad.tables import bytes_text
 
 SHARED = "unit.cli.nets:Shared"

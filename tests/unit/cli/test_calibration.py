@@ -10,9 +10,9 @@ import torch
 
 from natgrad import KFAC, Auto, CommOpt
 from natgrad.cli import calibration, options
-from natgrad.cli.options import Layout, network
-from natgrad.cli.plan import spread
+from natgrad.cli.options import network
 from natgrad.comm import Alone
+from natgrad.lab.models.spreading import Layout, spread
 from natgrad.placement import Flops, read_cluster, simulate, write_cluster
 from natgrad.tables import bytes_text, seconds_text
 from unit.cli import quick_calibration

@@ -10,9 +10,9 @@ from torch import nn
 
 from kfac_keywords import grouped
 from natgrad import KFAC, Auto, Cholesky, CommOpt, Hybrid, MemOpt, ReduceScatter
-from natgrad.cli.options import Layout, network
-from natgrad.cli.plan import spread
+from natgrad.cli.options import network
 from natgrad.comm import launch
+from natgrad.lab.models.spreading import Layout, spread
 from natgrad.placement import Cluster, simulate
 from natgrad.tables import bytes_text, seconds_text
 

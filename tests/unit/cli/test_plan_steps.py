@@ -9,12 +9,13 @@ import torch
 
 from kfac_keywords import grouped
 from natgrad import KFAC, CommOpt, MemOpt
-from natgrad.cli.options import Layout, network
-from natgrad.cli.placements import PlacementComparison, spread
+from natgrad.cli.options import network
+from natgrad.cli.placements import PlacementComparison
 from natgrad.cli.plan_files import fraction_points
 from natgrad.cli.step_tables import recommendation
 from natgrad.errors import SettingError
 from natgrad.lab.models.planned import PLANNED, configured
+from natgrad.lab.models.spreading import Layout, spread
 from natgrad.lab.models.workload import passes
 from natgrad.placement import CLUSTERS, Cluster, Kind, StepModel, rank_memory, simulate
 from natgrad.tables import bytes_text, seconds_text

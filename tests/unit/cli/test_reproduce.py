@@ -1,5 +1,9 @@
 """`natgrad reproduce`: what there is, one item in seconds, and one sentence for what is wrong."""
 
+from importlib import import_module
+
+import pytest
+
 from natgrad.lab.reproduce import ITEMS
 
 
@@ -33,3 +37,15 @@ def test_errors_are_one_sentence(natgrad):
     assert said.err.startswith(
         "natgrad: There is nothing called 'nothing' to measure: name some of sizes, change-rates, "
     )
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_all_leaves_out_what_needs_a_package_that_is_not_there(monkeypatch, capsys, there):
+    command = import_module("natgrad.cli.reproduce")
+    monkeypatch.setattr(command, "find_spec", lambda name: there or None)
+    asked = command._asked([], True)
+    assert ("mask-rcnn" in asked) == there
+    assert len(asked) == len(ITEMS) - (not there)
+    said = "" if there else "torchvision is not installed: pip install torchvision."
+    assert capsys.readouterr().err.strip().endswith(said)
+    assert command._asked(["mask-rcnn"], False) == ["mask-rcnn"]

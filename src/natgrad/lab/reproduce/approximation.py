@@ -36,13 +36,13 @@ class Approximation(Item):
     )
 
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:
-        inputs, targets = _digits() if smoke else _mnist(seed)
+        inputs, targets = digit_pixels() if smoke else mnist_pixels(seed)
         torch.manual_seed(seed)
         units = 3 if smoke else 12
         model = mlp((inputs.shape[1], units, units, units, 10)).double()
         found: dict[str, dict[str, dict[str, float]]] = {}
         for target in TARGETS[:1] if smoke else TARGETS:
-            reached, steps = _train(model, inputs, targets, 0.12 if smoke else target)
+            reached, steps = train_until(model, inputs, targets, 0.12 if smoke else target)
             label = f"{target:.1%}"
             tell(f"approximations at {reached:.1%} training accuracy, after {steps} steps")
             problem = Problem(model, F.cross_entropy, (inputs, targets))
@@ -112,21 +112,33 @@ class Approximation(Item):
         axes.legend(frameon=False, fontsize=7, ncols=2)
 
 
-def _mnist(seed: int) -> tuple[Tensor, Tensor]:
-    """Some images of 7 x 7 pixels, other ones for every seed."""
+def mnist_pixels(seed: int) -> tuple[Tensor, Tensor]:
+    """Some images of MNIST of 7 x 7 pixels with their labels, other ones for every seed.
+
+    Arguments:
+        seed: which.
+    """
     split = data.mnist().train
     rows = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:SAMPLES]
     images = F.avg_pool2d(split.images[rows].double() / 255, 4)
     return images.flatten(1), split.labels[rows].long()
 
 
-def _digits() -> tuple[Tensor, Tensor]:
+def digit_pixels() -> tuple[Tensor, Tensor]:
+    """A few digits of 2 x 2 pixels with their labels, for a run of seconds."""
     split = data.digits().train
     return F.avg_pool2d(split.images[:40].double() / 16, 4).flatten(1), split.labels[:40].long()
 
 
-def _train(model: nn.Module, x: Tensor, y: Tensor, target: float) -> tuple[float, int]:
-    """To this accuracy on all samples, or as near as ``LIMIT`` steps come; that, and the steps."""
+def train_until(model: nn.Module, x: Tensor, y: Tensor, target: float) -> tuple[float, int]:
+    """Train to an accuracy on all samples, or as near as ``LIMIT`` steps come; that, and the steps.
+
+    Arguments:
+        model: that classifies; trained in place by Adam.
+        x: inputs of all samples.
+        y: their labels.
+        target: accuracy at which the training ends.
+    """
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     reached = 0.0
     for step in range(LIMIT):

@@ -47,7 +47,8 @@ class Item(ABC):
 
     ``name`` names it on the command line, ``papers`` says where it stands, ``printed`` what stands
     there, and ``cluster`` the command with the paper's own settings. ``remark`` says why figures
-    here differ from the paper's, and ``chance`` is whether seeds differ.
+    here differ from the paper's, ``chance`` is whether seeds differ, and ``needs`` a package that
+    must be installed besides.
     """
 
     name: ClassVar[str]
@@ -57,6 +58,7 @@ class Item(ABC):
     cluster: ClassVar[str] = ""
     remark: ClassVar[str] = ""
     chance: ClassVar[bool] = True
+    needs: ClassVar[str] = ""
 
     @abstractmethod
     def measure(self, seed: int, smoke: bool, tell: Tell) -> Result:

@@ -21,12 +21,16 @@ TASK: dict[str, Any] = {
 
 
 def trained(**settings: Any) -> dict[str, float]:
-    """What a run ends with: test loss and accuracy, and the seconds of its steps.
+    """What a run ends with: test loss and accuracy, those of training data as ``fit_loss`` and
+    ``fit_accuracy`` where ``fit_samples`` are asked for, and the seconds of its steps.
 
     Arguments:
         settings: fields of `Settings` beside those of `TASK`.
     """
     with TemporaryDirectory() as folder:
         outcome = train(Settings(**{**TASK, **settings}), folder)
-        seconds = [line["elapsed"] for line in read(Path(folder)) if line["kind"] == "train"]
-    return {**outcome.metrics, "seconds": max(seconds, default=0.0)}
+        lines = read(Path(folder))
+    seconds = [line["elapsed"] for line in lines if line["kind"] == "train"]
+    fits = [line for line in lines if line["kind"] == "fit"]
+    fit = {f"fit_{name}": line[name] for line in fits for name in ("loss", "accuracy")}
+    return {**outcome.metrics, **fit, "seconds": max(seconds, default=0.0)}
