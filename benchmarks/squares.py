@@ -1,10 +1,9 @@
 """Losses whose scale is not known, with and without K-FAC: `python -m benchmarks.squares`.
 
 Squared errors, before SGD with momentum 0.9, at learning rates a factor of 10 apart: without K-FAC,
-with it as it is, with ``loss=MeanLoss()``, which takes the loss for a log-likelihood as it is
-written, and with the Fisher of a Gaussian, whose mean is what the network predicts. 150 steps of
-128 samples; median over seeds of the mean of the last 20 losses, and the greatest loss of any step
-and seed.
+with it as it is, with a damping relative to the curvature, and with the Fisher of a Gaussian, whose
+mean is what the network predicts. 150 steps of 128 samples; median over seeds of the mean of the
+last 20 losses, and the greatest loss of any step and seed.
 """
 
 import argparse
@@ -20,14 +19,14 @@ from torch import Tensor, nn
 
 from benchmarks import quality
 from benchmarks.networks import digits_autoencoder
-from natgrad import KFAC, MeanLoss, MonteCarloFisher
+from natgrad import KFAC, MonteCarloFisher, Relative
 from natgrad.curvature import Gaussian
 
 RATES = (0.001, 0.01, 0.1)
 SETTINGS: Mapping[str, Mapping[str, Any] | None] = {
     "SGD": None,
     "K-FAC": {},
-    "K-FAC, MeanLoss()": {"loss": MeanLoss()},
+    "K-FAC, Relative(0.1)": {"damping": Relative(0.1)},
     "K-FAC, Gaussian": {"curvature": MonteCarloFisher(likelihood=Gaussian())},
 }
 STEPS, BATCH, LAST = 150, 128, 20

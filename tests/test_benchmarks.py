@@ -300,9 +300,6 @@ def test_squares_with_and_without(monkeypatch):
     first = {losses[0] for losses in runs.values()}
     assert len(first) == 1  # the same weights and batches
     assert runs["K-FAC"][-1] < first.pop()
-    exploded = runs["K-FAC, MeanLoss()"]
-    assert len(exploded) == 4
-    assert max(exploded) > 1e3
     assert squares.cell([[1.0] * 30, [3.0] * 30, [2.0, 9.0] + [2.0] * 30]) == "2 (9)"
     text = squares.table(["zeros"], [0.1], 1).splitlines()
     assert [line.count("|") for line in text] == [7, 7, 7]

@@ -70,13 +70,11 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
             reads their learning rates and momenta.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
             number, a function of the step, ``Relative()`` to the curvature itself, or
-            ``LevenbergMarquardt()``, which adapts it. None is 0.01, or ``Relative(0.1)`` where the
-            scale of the loss is not known.
+            ``LevenbergMarquardt()``, which adapts it. None is 0.01.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
         kl_clip: bound on how far a step may move the predictions, with what the optimizer's
-            momentum adds; a number, a function of the step, or None for no bound. While the scale
-            of the loss is not known, a step before SGD has the length of its gradient besides.
+            momentum adds; a number, a function of the step, or None for no bound.
         update_every: steps between two measurements of the curvature; an int, a function of the
             step, or one for each factor, ``{"A": ..., "G": ...}``.
         refresh_every: steps between two decompositions; as ``update_every``, or ``Drift()``.

@@ -150,7 +150,9 @@ class Capture:
             hook.kept = None
         self.waiting = {}
         self.restarted, self.aside = False, None
-        self.second_order, self.recomputed, self.threads = "", "", Threads()
+        self.second_order = self.recomputed = ""
+        if self.threads.crossed or self.threads.left:
+            self.threads = Threads()
         for this in self.taped:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}

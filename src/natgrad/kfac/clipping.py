@@ -14,11 +14,13 @@ with 0.9, and a network without norm layers explodes. Its bound is ``kl_clip / (
 It is one number for the whole model, so that the clip changes the length of a step and never its
 direction. The learning rate is the optimizer's, which has to be known for that.
 
-Where the scale of the loss is not known, the clip alone does not hold a step back. Multiplied by a
-number ``c``, a loss has ``F`` times ``c^2`` and steps ``F^-1 grad`` times ``1/c``; and squares of
-residuals ``r`` have an empirical Fisher of ``r^2`` times their Gauss-Newton matrix, so that steps
-grow as ``1/r`` while the fit gets better (Kunstner et al. 2019). What ``lr`` means is then taken
-from the plain gradient, for which it was chosen, layer by layer (`natgrad.kfac.stacks`).
+With a damping that is a number the clip bounds weights, too: ``damping |d|^2 <= <d, (F + damping)
+d> <= kl_clip``. That is what holds steps back where the scale of the loss is not known: multiplied
+by a number ``c``, a loss has ``F`` times ``c^2`` and steps ``F^-1 grad`` times ``1/c``; and squares
+of residuals ``r`` have an empirical Fisher of ``r^2`` times their Gauss-Newton matrix, so that
+steps grow as ``1/r`` while the fit gets better (Kunstner et al. 2019). A damping that is relative
+to ``F`` falls with it and holds nothing back. What ``lr`` means is then taken from the plain
+gradient, for which it was chosen, layer by layer (`natgrad.kfac.stacks.unknown_scale`).
 """
 
 from collections.abc import Mapping, Sequence

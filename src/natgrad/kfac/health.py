@@ -199,13 +199,15 @@ def _loss(kfac: Looked) -> Row:
     if not settings.finds:
         return "loss", f"as said: {settings.loss!r}", "ok", ""
     if settings.unknown:
-        relative = _is_relative(settings)
+        needed = settings.damping is not None and not isinstance(settings.damping, Relative)
         return (
             "loss",
             "its scale is not known, as its gradient is that of no cross-entropy"
             + ", and steps are as long as gradients make them" * settings.unscaled,
-            "ok" if relative else "unknown",
-            "" if relative else "Leave damping out, which is relative then, or pass loss=...",
+            "unknown" if needed else "ok",
+            f"Your damping is a number and needs it: leave that out, or pass loss=... {_GAUSSIAN}"
+            if needed
+            else "",
         )
     if kfac.curvature.of_residuals:
         return "loss", "as residuals(...) say", "ok", ""
@@ -216,11 +218,6 @@ def _loss(kfac: Looked) -> Row:
     terms = f"{settings.found.terms:,.0f} terms"
     times = "" if settings.found.kind == "mean" else f"{settings.found.first:,.4g} times "
     return "loss", f"found: {times}a mean over {terms}", "ok", ""
-
-
-def _is_relative(settings: KFACSettings) -> bool:
-    """Whether the damping is, by itself or as the scale of the loss is not known."""
-    return isinstance(settings.damping, Relative) or (settings.damping is None and settings.unknown)
 
 
 def _share(found: dict[str, float], size: dict[str, int], low: float, high: float) -> float:
@@ -252,8 +249,16 @@ def _curvature(kfac: Looked, damped: dict[str, float], size: dict[str, int]) -> 
     return "curvature", text, "ok", ""
 
 
+_GAUSSIAN = (
+    "Squared errors have a scale with "
+    "curvature=natgrad.MonteCarloFisher(likelihood=natgrad.curvature.Gaussian())."
+)
+
+
 def _other_damping(change: str, settings: KFACSettings) -> str:
     """What to do about it; a loss that nobody has passed cannot be left out."""
+    if settings.unknown:
+        return f"The scale of the loss is not known. {_GAUSSIAN}"
     if settings.finds:
         return f"{change} it, or pass damping=natgrad.Relative()."
     return (
@@ -275,7 +280,7 @@ def _direction(kfac: Looked, cosines: dict[str, float], size: dict[str, int]) ->
         f"{text}",
         "same as plain",
         "Lower the damping, or batches are too small to show any curvature."
-        if _is_relative(kfac.settings)
+        if isinstance(kfac.settings.damping, Relative)
         else "Lower the damping or pass damping=natgrad.Relative(); batches may be too small to "
         "show any curvature.",
     )

@@ -15,9 +15,7 @@ exactly ``1/M`` or 1 where they are that within rounding.
   is left of it. So a loss is a mean if it is one over any number of terms from those with a
   gradient to all that there are.
 - A mean over samples of sums over binary outputs (an autoencoder's pixels) is one over samples.
-- What fits no reading is *unknown*: it is taken for a mean over samples, and the default damping is
-  then relative to the curvature. The KL clip needs no weights: ``<F^-1 grad, grad>`` stays the same
-  when the loss is multiplied by a number.
+- What fits no reading is *unknown*, and is taken for a mean over samples.
 - All ranks decide together, at an update. What was once known stays known.
 - On other steps nothing is looked at, unless the gradient must be divided by another ``W1`` than 1.
 - Where the user has said what the loss is, the first updates are checked against that.

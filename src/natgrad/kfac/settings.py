@@ -34,7 +34,7 @@ _ALLOWED = {
 }
 
 
-DAMPING, RELATIVE_DAMPING = 0.01, Relative(0.1)
+DAMPING = 0.01
 
 
 class FoundLoss(NamedTuple):
@@ -110,7 +110,7 @@ class KFACSettings:
             elif isinstance(value, LevenbergMarquardt):
                 found[name] = self.adapted
             elif value is None and name == "damping":
-                found[name] = RELATIVE_DAMPING if self.unknown else DAMPING
+                found[name] = DAMPING
             elif value is None or isinstance(value, Relative):
                 found[name] = value
             else:
@@ -119,10 +119,9 @@ class KFACSettings:
 
     @property
     def unscaled(self) -> bool:
-        """Whether nothing says how long a step is; not if the user has left it to be so, without a
-        clip, or has given a damping, which is of a scale."""
-        knows = self.damping is not None and not isinstance(self.damping, Relative)
-        return self.unknown and self.kl_clip is not None and not knows
+        """Whether nothing says how long a step is: neither the loss nor a damping that is a number,
+        with which the KL clip bounds weights as well, ``damping |step|^2 <= kl_clip``."""
+        return self.unknown and self.kl_clip is not None and isinstance(self.damping, Relative)
 
     @property
     def reduction(self) -> Literal["mean", "sum"]:

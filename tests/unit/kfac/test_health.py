@@ -188,7 +188,8 @@ def test_an_unknown_scale_with_an_absolute_damping():
     kfac.step()
     found = row(kfac.health(), "loss")
     assert found[2] == "unknown"
-    assert "Leave damping out" in found[3]
+    assert "leave that out" in found[3]
+    assert "likelihood=natgrad.curvature.Gaussian()" in found[3]
 
 
 @pytest.mark.parametrize("loss", [MeanLoss(), SumLoss()], ids=["MeanLoss", "SumLoss"])
