@@ -70,7 +70,8 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
             reads their learning rates and momenta.
         damping: what is added to the eigenvalues of the curvature: larger is more careful; a
             number, a function of the step, ``Relative()`` to the curvature itself, or
-            ``LevenbergMarquardt()``, which adapts it. None is 0.01.
+            ``LevenbergMarquardt()``, which adapts it. None is 0.01, or ``Relative(0.1)`` where the
+            scale of the loss is not known and the optimizer, as Adam, divides by that of gradients.
         factor_decay: weight of the past in the running averages of the factors; a number or a
             function of the step.
         kl_clip: bound on how far a step may move the predictions, with what the optimizer's
@@ -254,6 +255,8 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
                 "step() was called after detach(), which takes K-FAC off the model for good: leave "
                 "the call out, or make a new KFAC."
             )
+        self.rates.read()
+        self.settings.keep_scale = self.rates.keep_scale
         loss_scale, found = unscale(self.scaler, self.rates.optimizers), self.finding(samples)
         chooser = self.capture.chooser
         return Step(

@@ -68,9 +68,7 @@ class Preconditioning:
         if self.motion.length is not None and self.motion.length.of_gradient:
             before = 1.0
         dots = torch.zeros(len(self.team.blocks), dtype=self.team.dtype, device=self.team.device)
-        unknown = (
-            step.values.of_unknown_scale and self.motion.length is None and self.rates.keep_scale
-        )
+        unknown = step.values.of_unknown_scale and self.motion.length is None
         # The length of a product that is not multiplied out is not known.
         thin = self.low_rank.found and not unknown
         outers = self._outers(step.loss_scale) if thin else {}
@@ -105,7 +103,7 @@ class Preconditioning:
     # Stacks.
 
     def _prepare(self) -> None:
-        """What only changes when blocks become ready, are refreshed, or learning rates change."""
+        """What only changes when blocks become ready, or are refreshed."""
         if not self._all_ready:
             self.restack()
         self.looks = False
@@ -116,7 +114,6 @@ class Preconditioning:
             self.looks_left -= self.looks
             for stack in self.stacks:
                 stack.check_versions()
-        self.rates.read()
 
     def restack(self) -> None:
         ready = [block for block in self.team.blocks.values() if block.ready]

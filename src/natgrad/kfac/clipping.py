@@ -54,6 +54,7 @@ class LearningRates:
             return
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         values = [_reach(group) for group in groups]
+        self.keep_scale = any(map(_NORMALISING.isdisjoint, groups))
         # Other ones in a copy, after another optimizer has come, and where one was put in a group.
         parameters = [[id(p) for p in group["params"]] for group in groups]
         if self._parameters != parameters:
@@ -62,7 +63,6 @@ class LearningRates:
         elif self._values == values:
             return
         self._values = values
-        self.keep_scale = any(_NORMALISING.isdisjoint(group) for group in groups)
         self.version += 1
 
     def of(self, parameter: nn.Parameter) -> float:

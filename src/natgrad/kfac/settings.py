@@ -34,7 +34,7 @@ _ALLOWED = {
 }
 
 
-DAMPING = 0.01
+DAMPING, RELATIVE_DAMPING = 0.01, Relative(0.1)
 
 
 class FoundLoss(NamedTuple):
@@ -78,7 +78,8 @@ class Values:
 @dataclass
 class KFACSettings:
     """``adapted`` is the damping as Levenberg-Marquardt has moved it. ``finds``: nobody has said
-    what the loss is; ``found``: what it is, and ``unknown`` that it fits no reading."""
+    what the loss is; ``found``: what it is, and ``unknown`` that it fits no reading.
+    ``keep_scale``: the optimizer goes as far as gradients are long, as SGD does."""
 
     damping: Damping | Schedule | LevenbergMarquardt | None
     factor_decay: float | Schedule
@@ -90,6 +91,7 @@ class KFACSettings:
     adapted: float = 0.0
     found: FoundLoss | None = None
     unknown: bool = False
+    keep_scale: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.damping, LevenbergMarquardt):
@@ -110,7 +112,8 @@ class KFACSettings:
             elif isinstance(value, LevenbergMarquardt):
                 found[name] = self.adapted
             elif value is None and name == "damping":
-                found[name] = DAMPING
+                relative = self.unknown and not self.keep_scale
+                found[name] = RELATIVE_DAMPING if relative else DAMPING
             elif value is None or isinstance(value, Relative):
                 found[name] = value
             else:
@@ -121,7 +124,8 @@ class KFACSettings:
     def unscaled(self) -> bool:
         """Whether nothing says how long a step is: neither the loss nor a damping that is a number,
         with which the KL clip bounds weights as well, ``damping |step|^2 <= kl_clip``."""
-        return self.unknown and self.kl_clip is not None and isinstance(self.damping, Relative)
+        relative = isinstance(self.damping, Relative)
+        return self.unknown and self.keep_scale and self.kl_clip is not None and relative
 
     @property
     def reduction(self) -> Literal["mean", "sum"]:

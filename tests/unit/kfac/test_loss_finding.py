@@ -1,5 +1,6 @@
 """The scale of the loss is found: however it is written, one damping means the same."""
 
+import copy
 import warnings
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from natgrad import KFAC, ExactFisher, MeanLoss, MonteCarloFisher, NaturalMuon, SumLoss
 from natgrad.curvature import Categorical
-from natgrad.kfac.settings import DAMPING
+from natgrad.kfac.settings import DAMPING, RELATIVE_DAMPING
 
 N, T, C = 8, 64, 17
 DTYPE = torch.float64
@@ -215,11 +216,47 @@ def squares(model, x, y):
     return (model(x) - F.one_hot(y, C)).square().mean()
 
 
-def test_an_unknown_loss_is_taken_for_a_mean():
+def test_the_damping_of_an_unknown_loss():
+    """Relative, unless the optimizer goes as far as gradients are long: then it holds steps back."""
     found, _, kfac = stepped(squares, steps=2)
     assert kfac.settings.unknown
-    assert kfac.settings.at(0).damping == DAMPING
-    assert same(found, stepped(squares, steps=2, loss=MeanLoss())[0])
+    assert kfac.settings.at(0).damping == RELATIVE_DAMPING
+    assert same(found, stepped(squares, steps=2, loss=MeanLoss(), damping=Relative(0.1))[0])
+    given, _, kfac = stepped(squares, steps=2, damping=0.01)
+    assert same(given, stepped(squares, steps=2, loss=MeanLoss(), damping=0.01)[0])
+    assert kfac.settings.at(0).damping == 0.01
+
+
+@pytest.mark.parametrize(
+    "name", ["SGD", "ASGD", "Adam", "AdamW", "Adadelta", "RMSprop", "Rprop", "Muon"]
+)
+def test_the_damping_of_an_unknown_loss_by_the_optimizer(name):
+    model = nn.Sequential(nn.Linear(4, 3, bias=False)).to(DTYPE)
+    kfac = KFAC(model, getattr(torch.optim, name)(model.parameters(), lr=0.1))
+    model(torch.ones(2, 4, dtype=DTYPE)).square().mean().backward()
+    kfac.step()
+    expected = DAMPING if name in ("SGD", "ASGD") else RELATIVE_DAMPING
+    assert kfac.settings.at(1).damping == expected
+    assert not kfac.settings.unscaled
+
+
+def test_the_damping_follows_the_optimizer():
+    """Not one step is taken with what was right for another."""
+    model = nn.Sequential(nn.Linear(4, 3)).to(DTYPE)
+    kfac = KFAC(model, torch.optim.Adam(model.parameters(), lr=0.1), update_every=1)
+    other = KFAC(
+        copy.deepcopy(model), kl_clip=None, loss=MeanLoss(), damping=DAMPING, update_every=1
+    )
+    for optimizer in (None, torch.optim.SGD(model.parameters(), lr=1e-9)):
+        if optimizer is not None:
+            kfac.optimizer = optimizer
+        for each in (kfac, other):
+            each.model.zero_grad()
+            each.model(torch.eye(4, dtype=DTYPE)).square().mean().backward()
+            each.step()
+    assert same(
+        [[p.grad for p in model.parameters()]], [[p.grad for p in other.model.parameters()]]
+    )
 
 
 def test_what_was_once_known_stays_known():

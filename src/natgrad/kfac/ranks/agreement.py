@@ -18,7 +18,7 @@ from natgrad.kfac.clocks import Clocks
 from natgrad.kfac.motion import Motion
 from natgrad.kfac.settings import KFACSettings
 
-_FOUND = ("adapted", "found", "unknown")  # in training
+_FOUND = ("adapted", "found", "unknown", "keep_scale")  # in training
 
 
 def settings_to_compare(
