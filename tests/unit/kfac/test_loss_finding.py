@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natgrad import KFAC, ExactFisher, MeanLoss, MonteCarloFisher, NaturalMuon, SumLoss
+from natgrad import KFAC, ExactFisher, MeanLoss, MonteCarloFisher, NaturalMuon, Relative, SumLoss
 from natgrad.curvature import Categorical
 from natgrad.kfac.settings import DAMPING, RELATIVE_DAMPING
 
@@ -217,7 +217,7 @@ def squares(model, x, y):
 
 
 def test_the_damping_of_an_unknown_loss():
-    """Relative, unless the optimizer goes as far as gradients are long: then it holds steps back."""
+    """Relative, unless the optimizer goes as far as gradients are long: it holds steps back then."""
     found, _, kfac = stepped(squares, steps=2)
     assert kfac.settings.unknown
     assert kfac.settings.at(0).damping == RELATIVE_DAMPING
@@ -244,9 +244,8 @@ def test_the_damping_follows_the_optimizer():
     """Not one step is taken with what was right for another."""
     model = nn.Sequential(nn.Linear(4, 3)).to(DTYPE)
     kfac = KFAC(model, torch.optim.Adam(model.parameters(), lr=0.1), update_every=1)
-    other = KFAC(
-        copy.deepcopy(model), kl_clip=None, loss=MeanLoss(), damping=DAMPING, update_every=1
-    )
+    settings = {"kl_clip": None, "loss": MeanLoss(), "damping": DAMPING, "update_every": 1}
+    other = KFAC(copy.deepcopy(model), **settings)
     for optimizer in (None, torch.optim.SGD(model.parameters(), lr=1e-9)):
         if optimizer is not None:
             kfac.optimizer = optimizer
@@ -254,9 +253,8 @@ def test_the_damping_follows_the_optimizer():
             each.model.zero_grad()
             each.model(torch.eye(4, dtype=DTYPE)).square().mean().backward()
             each.step()
-    assert same(
-        [[p.grad for p in model.parameters()]], [[p.grad for p in other.model.parameters()]]
-    )
+    found, expected = ([p.grad for p in each.model.parameters()] for each in (kfac, other))
+    assert same([found], [expected])
 
 
 def test_what_was_once_known_stays_known():
