@@ -217,7 +217,7 @@ def squares(model, x, y):
 
 
 def test_the_damping_of_an_unknown_loss():
-    """Relative, unless the optimizer goes as far as gradients are long: it holds steps back then."""
+    """Relative, unless the optimizer goes as far as gradients are long."""
     found, _, kfac = stepped(squares, steps=2)
     assert kfac.settings.unknown
     assert kfac.settings.at(0).damping == RELATIVE_DAMPING
