@@ -23,12 +23,13 @@ def layers(*sizes):
 
 
 class Odd(nn.Module):
-    """A weight that no layer stands for."""
+    """A weight that no layer stands for: bare, with a block of its own, or in a list, without."""
 
-    def __init__(self, size):
+    def __init__(self, size, listed=False):
         super().__init__()
         self.layer = nn.Linear(3, 3)
-        self.scale = nn.Parameter(torch.ones(size))
+        scale = nn.Parameter(torch.ones(size))
+        self.scale = nn.ParameterList([scale]) if listed else scale
 
 
 MODELS = {
@@ -39,6 +40,8 @@ MODELS = {
     "turned": lambda: nn.ModuleDict({"b": nn.Linear(4, 4), "a": nn.Linear(4, 4)}),
     "odd": lambda: Odd(3),
     "odder": lambda: Odd(4),
+    "listed": lambda: Odd(3, listed=True),
+    "longer": lambda: Odd(4, listed=True),
     "double": lambda: layers(4, 5, 3).double(),
     "frozen": lambda: layers(4, 5, 3).requires_grad_(False),
 }
@@ -97,7 +100,13 @@ class TestDifferentModels:
             (
                 "odd",
                 "odder",
-                "parameter 'scale': (3,) of torch.float32 on rank 0, (4,) of torch.float32 on "
+                "block 'scale': Odd 3 x 1 with Diagonal(), Eigen(), torch.float32 on rank 0, Odd "
+                "4 x 1 with Diagonal(), Eigen(), torch.float32 on rank 1",
+            ),
+            (
+                "listed",
+                "longer",
+                "parameter 'scale.0': (3,) of torch.float32 on rank 0, (4,) of torch.float32 on "
                 "rank 1",
             ),
         ],
