@@ -49,7 +49,8 @@ SWITCH, PREFIX = (f"natgrad-{os.getpid()}-{what}" for what in ("switch", "rank")
 PORT = 29543
 ANY = 1e18  # operations a second: computations are in what was measured with fast links
 # Of the links alone: of computations only as much as there must be.
-LINKS = CalibrationSettings((2,), (1 << 12, 1 << 16, 1 << 20), 3, 1e-3, layers=2, width=16)
+# Buffers are small ones for the latency, and such that a burst of the bucket hardly shortens.
+LINKS = CalibrationSettings((2,), (1 << 12, 1 << 19, 1 << 21), 2, 1e-3, layers=2, width=16)
 
 
 class NoSlowLinksError(Exception):
