@@ -128,8 +128,17 @@ def test_factors_are_those_of_the_sums(transformers):
     before = {name: p.grad.clone() for name, p in model.named_parameters()}
     kfac.step()
     after = {name: p.grad for name, p in model.named_parameters()}
-    assert {block.name for block in kfac.blocks} == set(expected)
-    kronecker = [block for block in kfac.blocks if not isinstance(block.structure, UnitWise)]
+    # The head's bias is none of the embedding's, and has a diagonal of its own.
+    (bias,) = {block.name for block in kfac.blocks} - set(expected)
+    assert set(expected) < {block.name for block in kfac.blocks}
+    (name,) = (name for name in before if name.endswith("predictions.bias"))
+    sums = F.cross_entropy(model(x).transpose(1, 2), targets, reduction="none").sum(1)
+    each = [torch.autograd.grad(one, model.get_parameter(name), retain_graph=True) for one in sums]
+    diagonal = torch.stack([g for (g,) in each]).square().mean(0) / GUESSED
+    assert bias.endswith("predictions.decoder.bias")
+    assert close(after[name], before[name] / (diagonal + 0.1))
+    blocks = [block for block in kfac.blocks if block.name != bias]
+    kronecker = [block for block in blocks if not isinstance(block.structure, UnitWise)]
     assert len(kronecker) == 3 + 6 + 1  # embeddings, a layer, and the head's own
     for block in kronecker:
         view = expected[block.name]
@@ -149,8 +158,7 @@ def test_what_is_covered(transformers):
     loss_of(model(x), targets).backward()
     kfac.step()
     states = {row[0].removeprefix("model."): row[2:] for row in kfac.coverage().rows}
-    bias = states.pop("cls.predictions.bias")
-    assert bias[-1] == "left to the optimizer: a bias of a tied weight"
+    assert states["cls.predictions.bias"][1] == "Diagonal()"  # a bias of a tied weight
     assert {state for *_, state in states.values()} == {"preconditioned"}
     words = states["bert.embeddings.word_embeddings.weight"]
     assert words[:2] == ("Embedding + Linear", "Kronecker(sharing='expand')")
