@@ -8,7 +8,7 @@ from torch import nn
 from distributed import layouts
 from distributed.layouts import assert_same
 from distributed.training import weights, wrapped
-from natgrad import KFAC, Distributed, MemOpt
+from natgrad import KFAC, Distributed, MemOpt, Relative
 
 RANKS, EACH, T, C, STEPS = 2, 4, 6, 5, 4
 
@@ -49,6 +49,7 @@ CASES = {
     "padded sum": (total, True, "other"),
     "a third": (lambda z, y: mean(z, y) / 3, False, "other"),
     "unknown": (squares, False, None),
+    "unknown, relative": (squares, False, None),  # whose steps get a length, layer by layer
 }
 
 
@@ -56,6 +57,8 @@ def trained(model, case, rank, ranks):
     loss, pad, _ = CASES[case]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     settings = {"update_every": 2, "refresh_every": 2, "kl_clip": 1e-2}
+    if case.endswith("relative"):
+        settings["damping"] = Relative(0.1)
     kfac = KFAC(model, optimizer, **settings, distributed=Distributed(MemOpt()))
     for step in range(STEPS):
         optimizer.zero_grad()
