@@ -90,10 +90,11 @@ def test_small_residuals_do_not_explode(rate, momentum, damping):
     assert max(losses) < 1.1 * losses[0]
 
 
-def test_a_wide_layer_of_an_unknown_loss(monkeypatch):
-    """Slices and thin products make the step of the whole."""
+@pytest.mark.parametrize("clip", [1e30, 1e-9])
+def test_a_wide_layer_of_an_unknown_loss(clip, monkeypatch):
+    """Slices and thin products make the step of the whole, also where it is clipped."""
     monkeypatch.setattr(slices, "WHOLE", 1 << 30)
-    natural = {"damping": Relative(0.1), "kl_clip": 1e30}
+    natural = {"damping": Relative(0.1), "kl_clip": clip}
     settings = {"structure": Kronecker(gradient_block=1), **natural}
     _, whole, _ = one_step(1.0, **settings)
     monkeypatch.setattr(slices, "WHOLE", 20)
