@@ -176,7 +176,7 @@ def test_pages_fit_and_load_nothing_from_elsewhere(site, browser, width, dark):
 
 
 def search(tab, words):
-    """Titles of what is found, typed as a reader would, who presses a key again where nothing comes:
+    """Titles of what is found, as a reader types who presses a key again where nothing comes:
     on a busy machine the index may be loaded after the words were typed."""
     tab("Runtime.evaluate", expression='document.getElementById("__search").click()')
     tab.run('document.querySelector(".md-search__input").focus()')
