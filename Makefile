@@ -1,5 +1,6 @@
 # make demo         compares natgrad with other optimizers on real digits; writes demo/index.html
 # make test         ruff, mypy and all tests
+# make exhaustive   make test with all combinations of parameters that make test takes in pairs
 # make quick        a look at all parts within two minutes: ruff, mypy, and a sample of the tests in one process
 # make check        ruff and mypy alone
 # make docs         builds the documentation into site/, which needs no network; make serve-docs shows it as it changes
@@ -39,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick docs serve-docs notebooks package test-vision check fuzz faults mutation bench clean
+.PHONY: help demo test exhaustive quick docs serve-docs notebooks package test-vision check fuzz faults mutation bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -59,6 +60,9 @@ test: $(VENV)/dev.stamp
 	echo "tests: pytest with $(WORKERS) workers"; \
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS); found=$$?; \
 	wait; [ "$$(cat $(CHECKED))" = 0 ] || { echo "make test: ruff or mypy has failed, see above"; exit 1; }; exit $$found
+
+exhaustive:
+	@$(MAKE) --no-print-directory test ARGS="--all-combinations $(ARGS)"
 
 quick: check
 	@echo "tests: pytest with $(WORKERS) workers, each $(SAMPLE)th parameter"

@@ -1,8 +1,10 @@
-"""What every test shares: one thread a process, the same random numbers in every run, a sample."""
+"""What every test shares: one thread a process, the same random numbers in every run, and which of
+its parameters are taken."""
 
 import gc
 import multiprocessing
 import os
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,7 @@ import torch
 import natgrad
 from distributed.world import GARBAGE, PRELOAD
 from natgrad.comm import launch
-from parameter_samples import sampled
+from parameter_samples import all_pairs, function_of, pairs_of, sampled, skips_itself
 
 torch.set_num_threads(1)
 # All that loads on first use: some tests forget what is imported while they run.
@@ -34,20 +36,50 @@ def pytest_addoption(parser):
         help="of every test function, only each N-th of its parameters: always the same ones, "
         "and at least one (for a quick look; 1, the default, runs all)",
     )
+    parser.addoption(
+        "--all-combinations",
+        action="store_true",
+        help="of tests that are marked with pairs, all combinations of their parameters, and not "
+        "only as many as each two values need to meet",
+    )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    """After -k and -m, so that what they ask for is there: the pairs are those of what is left."""
     every = config.getoption("--sample")
     if every < 1:
         raise pytest.UsageError(f"--sample is {every} but must be at least 1.")
+    take(config, items, pairs_of(items, all_combinations=config.getoption("--all-combinations")))
     if every > 1:
-        kept = set(sampled([function_of(item) for item in items], every))
-        config.hook.pytest_deselected(
-            items=[item for index, item in enumerate(items) if index not in kept]
-        )
-        items[:] = [item for index, item in enumerate(items) if index in kept]
+        take(config, items, sampled([function_of(item) for item in items], every))
     if (workers := getattr(config, "workerinput", {}).get("workercount", 1)) > 1:
         items[:] = long_ones_first(items, workers)
+
+
+def take(config, items, chosen):
+    """Of ``items`` those at the places in ``chosen``."""
+    kept = set(chosen)
+    if len(kept) == len(items):
+        return
+    config.hook.pytest_deselected(
+        items=[item for index, item in enumerate(items) if index not in kept]
+    )
+    items[:] = [item for index, item in enumerate(items) if index in kept]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A case that skips itself would be one that has every pair of its values alone."""
+    report = yield
+    if skips_itself(item, report):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} is marked with pairs and skips itself, so that other cases are left "
+            "out for the pairs that it has: say which cases mean nothing by pairs(unless=...), "
+            "and what is missing on this machine by skipif."
+        )
+    return report
 
 
 def long_ones_first(items, workers):
@@ -82,11 +114,6 @@ def pytest_collection():
         gc.set_threshold(*GARBAGE)
 
 
-def function_of(item: pytest.Item) -> str:
-    """What all parameters of a test have in common."""
-    return item.nodeid.partition("[")[0]
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _ranks_are_forked():
     """Ranks that the library starts come from the server that those of `World` come from: a new
@@ -97,6 +124,14 @@ def _ranks_are_forked():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "multiprocessing", started)
         yield
+
+
+@pytest.fixture(scope="session")
+def in_pairs(pytestconfig):
+    """``in_pairs(A, B, C)``, for loops inside of a test, is what ``pairs`` is for parameters."""
+    if pytestconfig.getoption("--all-combinations"):
+        return lambda *axes: list(product(*axes))
+    return all_pairs
 
 
 @pytest.fixture(autouse=True)

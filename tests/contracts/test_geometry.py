@@ -89,6 +89,7 @@ def unit(step):
     return step / step.square().mean().sqrt()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("power", [0.5, 1.0])
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
 @layers
@@ -176,6 +177,7 @@ def test_a_root_mean_square_of_one(name, structure):
     assert close(after.square().mean(), torch.ones((), dtype=torch.float64))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", ["linear", "linear-2", "conv2d-correlations", "embedding-2"])
 @pytest.mark.parametrize("structure", [Kronecker(), EKFAC()], ids=repr)
 @pytest.mark.parametrize("geometry", [Euclidean(), Spectral()], ids=repr)

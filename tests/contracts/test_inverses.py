@@ -52,6 +52,7 @@ def damped(matrix, damping=DAMPING):
 # Solving.
 
 
+@pytest.mark.pairs
 @every
 @pytest.mark.parametrize("rank", [None, 1, 0], ids=["full", "one", "zero"])
 @pytest.mark.parametrize(("b", "d"), [(1, 1), (1, 5), (3, 4), (4, 1), (2, 40), (1, 200)])

@@ -35,7 +35,7 @@ structures = pytest.mark.parametrize("structure", STRUCTURES)
 
 
 def every(test):
-    return networks(matrices(structures(test)))
+    return pytest.mark.pairs(networks(matrices(structures(test))))
 
 
 def loss_of(name):
@@ -228,6 +228,7 @@ def test_power(name, matrix, structure, exponent):
     assert close(operator(*which).power(v, exponent, damping_of(*which)), truth, TOLERANCE)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("structure", [s for s in STRUCTURES if s != "none"])
 @matrices
 @networks

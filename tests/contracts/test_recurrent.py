@@ -39,6 +39,7 @@ def _double():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("kind", KINDS)
