@@ -3,8 +3,9 @@
 Each loop has the model, data, optimizer, schedule, clip and batch size that its repository gives
 it, written anew (`others_plain`, `others_text`): fewer steps, a narrower network where a processor
 would need hours, no checkpoints and pictures. Nothing of it is changed for K-FAC. It is trained as
-it is, with the line at its defaults, with the root of the curvature, and with `NaturalMuon` in the
-place of its optimizer, at its rate. What counts is the loss on data that were not trained on.
+it is, at twice its rate, with a `Dogleg`, with the line at its defaults, with the root of the
+curvature, and with `NaturalMuon` in the place of its optimizer, at its rate. What counts is the
+loss on data that were not trained on.
 
 All runs are appended to a file, so that seeds can be added later, and the table is made of it:
 
@@ -36,11 +37,13 @@ from benchmarks.page import write
 Settings = dict[str, Any]
 LINES: dict[str, Settings | None] = {
     "as it is": None,
+    "twice the rate": None,
+    "dogleg": {"length": natgrad.lengths.Dogleg()},
     "default": {},
     "root": {"geometry": natgrad.geometry.Euclidean(0.5)},
     "in its place": {"geometry": natgrad.geometry.Euclidean()},
 }
-INSTEAD = "in its place"
+INSTEAD, TWICE = "in its place", "twice the rate"
 
 
 class Line:
@@ -50,7 +53,7 @@ class Line:
     def __init__(self, name: str, extra: Settings | None = None) -> None:
         settings = LINES[name]
         self.settings = None if settings is None else {**settings, **(extra or {})}
-        self.instead = name == INSTEAD
+        self.instead, self.twice = name == INSTEAD, name == TWICE
         self.preconditioners: list[natgrad.KFAC] = []
 
     def __call__(
@@ -64,6 +67,8 @@ class Line:
             rate: of a `NaturalMuon` in its place.
             decay: the loop's weight decay, for the same.
         """
+        if self.twice:
+            doubled(optimizer)
         if self.settings is None:
             return optimizer
         if self.instead:
@@ -72,6 +77,20 @@ class Line:
             return own
         self.preconditioners.append(natgrad.KFAC(model, optimizer, **self.settings).attach())
         return optimizer
+
+
+def doubled(optimizer: Optimizer) -> None:
+    """Have an optimizer step at twice the rate that its loop sets, whenever it does so."""
+
+    def times(factor: float) -> Callable[..., None]:
+        def change(optimizer: Optimizer, *_: object) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] *= factor
+
+        return change
+
+    optimizer.register_step_pre_hook(times(2.0))
+    optimizer.register_step_post_hook(times(0.5))
 
 
 @dataclass(frozen=True)

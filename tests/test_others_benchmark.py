@@ -49,10 +49,32 @@ def test_each_line_trains_with_what_it_says():
         assert kfac.attachment is not None
         assert kfac.preconditioning.motion.geometry == natgrad.geometry.Euclidean(power)
         kfac.detach()
+    line = others.Line("dogleg")
+    assert line(model, own, 0.1) is own
+    assert line.preconditioners[0].team.motion.length == natgrad.lengths.Dogleg(2.0)
+    line.preconditioners[0].detach()
     line = others.Line("in its place")
     optimizer = line(model, own, 0.1, 0.01)
     assert isinstance(optimizer, natgrad.NaturalMuon)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.1, 0.01)
+
+
+def test_twice_the_rate_whatever_the_loop_sets():
+    """In each step, and it finds what it has set afterwards."""
+    found = []
+    for line, factor in (("as it is", 2.0), ("twice the rate", 1.0)):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer = others.Line(line)(model, optimizer, 0.1)
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+        for step in range(3):
+            optimizer.param_groups[0]["lr"] = factor * 0.01 * (step + 1)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            assert optimizer.param_groups[0]["lr"] == factor * 0.01 * (step + 1)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*found)
 
 
 def test_a_run_repeats_and_its_lines_differ():
@@ -87,7 +109,7 @@ def test_the_table_has_medians_and_marks_what_is_worse():
     runs += [run("root", s, 1.3) for s in (1, 2, 3)]
     rows = others.table(runs, TINY).splitlines()
     assert rows[-1] == (
-        "| a tiny one | Adam, 0.1 | 2 | 3 | 1.25 (1 to 1.5) | 1.2 (1.1 to 1.3) "
+        "| a tiny one | Adam, 0.1 | 2 | 3 | 1.25 (1 to 1.5) |  |  | 1.2 (1.1 to 1.3) "
         "| **1.3** (1.3 to 1.3) |  |"
     )
 
@@ -104,7 +126,7 @@ def test_a_run_that_fails_is_worse():
 
 def test_costs_are_relative_to_the_loop_as_it_is():
     runs = [run("as it is", 1, 1.0, 4.0), run("root", 1, 1.0, 6.0)]
-    assert others.costs(runs, TINY).splitlines()[-1] == "| a tiny one | 2 s |  | 1.50x |  |"
+    assert others.costs(runs, TINY).splitlines()[-1] == "| a tiny one | 2 s |  |  |  | 1.50x |  |"
 
 
 def test_runs_are_kept_read_and_written(tmp_path, monkeypatch, capsys):

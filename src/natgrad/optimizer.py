@@ -28,7 +28,8 @@ from natgrad.damping import Relative
 from natgrad.errors import SettingError
 from natgrad.geometry import Geometry, Spectral
 from natgrad.inverses import Inverse
-from natgrad.kfac.attaching import KEY, initialises
+from natgrad.kfac.attachable import initialises
+from natgrad.kfac.attaching import KEY
 from natgrad.kfac.clocks import Intervals
 from natgrad.kfac.ranks.distributed import Distributed
 from natgrad.kfac.scalers import found_scaler
@@ -121,6 +122,11 @@ class NaturalMuon(Optimizer):
         number(eps, "eps", POSITIVE)
         for beta in betas:
             number(beta, "betas", FRACTION)
+        if isinstance(length, Length) and length.of_update:
+            raise SettingError(
+                f"length={length!r} adds to the update of another optimizer, and NaturalMuon is "
+                "one itself: pass natgrad.Rms(), or KFAC(model, optimizer, length=...).attach()."
+            )
         given = list(model.parameters()) if params is None else params
         defaults = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         super().__init__(given, defaults)

@@ -32,7 +32,7 @@ from natgrad.damping import Relative
 from natgrad.errors import CaptureError
 from natgrad.geometry import Euclidean, Geometry
 from natgrad.inverses import Eigen, Inverse
-from natgrad.kfac import arguments
+from natgrad.kfac import arguments, blending
 from natgrad.kfac.adapting import Adapting
 from natgrad.kfac.assembling import Assembling
 from natgrad.kfac.attaching import Attaching
@@ -90,8 +90,9 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
         geometry: what is steepest in coordinates of the curvature: ``Euclidean()`` is the natural
             gradient, ``Spectral()`` its polar factor.
         length: of each layer's step, ``Rms()`` or ``OutputChange()``, so that the learning rate is
-            the length, or ``lengths.Graft()``, as long as the gradient; None leaves it to the KL
-            clip, and is ``Rms()`` where a geometry has no length of its own.
+            the length; ``lengths.Graft()``, as long as the gradient; ``lengths.Dogleg()``, beside
+            the update of the optimizer that it is attached to; None leaves it to the KL clip, and
+            is ``Rms()`` where a geometry has no length of its own.
         momentum: weight of the past in a running mean of gradients that steps follow, for an
             optimizer that has none; a number or a function of the step.
         include: patterns of module names, or modules, that are preconditioned; None for all.
@@ -145,6 +146,7 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
             arguments.check_choices(curvature, structure, inverse)
             arguments.check_groups(loss, distributed)
             arguments.check_motion(geometry, length, inverse or Eigen())
+            blending.check_length(length, geometry, momentum, damping)
             finds, loss = loss is None, loss or MeanLoss()
             self.settings = KFACSettings(
                 damping, factor_decay, kl_clip, norm_damping, momentum, loss, finds
@@ -198,7 +200,7 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
         )
         self.observation = Observation(self.curvature, self.capture, self.statistics, sampling_rank)
         self._look_at_outputs()
-        matters = motion.length is None or not isinstance(damping, Relative)
+        matters = motion.is_free or not isinstance(damping, Relative)
         found = (self.settings, self.capture, scaler, self.curvature)
         self.finding = finding_of(*found, enabled=matters)
         self.compiled, self.rates = Compiled(model), LearningRates(optimizers)
@@ -239,7 +241,7 @@ class KFAC(Inspection, Attaching, Adapting, Residuals, Saving, FollowsOptimizer,
             with self.watch("refresh"):
                 self._warn(self.refreshing(now))
             with self.watch("apply"):
-                self.preconditioning(now)
+                (self.blending or self.preconditioning)(now)
         self.after_step()
         self.steps += 1
         if self.monitor.open:

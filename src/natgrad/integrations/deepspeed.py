@@ -24,6 +24,7 @@ from natgrad import preconditioner
 from natgrad.comm.layouts import AVERAGING
 from natgrad.errors import SettingError
 from natgrad.kfac.ranks.distributed import Distributed
+from natgrad.lengths import Length
 
 
 class KFAC(preconditioner.KFAC):
@@ -43,6 +44,12 @@ class KFAC(preconditioner.KFAC):
             group: Any = engine.data_parallel_group
             distributed = replace(distributed, group=group)
         settings["distributed"] = distributed
+        length = settings.get("length")
+        if isinstance(length, Length) and length.of_update:
+            raise SettingError(
+                f"length={length!r} moves weights after optimizer.step(), and a DeepSpeed engine "
+                "keeps copies of them: leave it out, or pass natgrad.lengths.Graft()."
+            )
         super().__init__(engine, cast(Optimizer, Rates(self.engine.optimizer)), **settings)
         # From stage 2 on, gradients leave the parameters after every micro-batch: that one is gone
         # does not say that its batch was thrown away.

@@ -113,7 +113,8 @@ def check_motion(geometry: Any, length: Any, inverse: Inverse) -> None:
     if length is not None and not isinstance(length, Length):
         raise SettingError(
             f"length is {length!r} but must be a length or None: pass natgrad.Rms(), "
-            "natgrad.OutputChange() or natgrad.lengths.Graft(), or leave it out for the KL clip."
+            "natgrad.OutputChange(), natgrad.lengths.Graft() or natgrad.lengths.Dogleg(), or leave "
+            "it out for the KL clip."
         )
     geometry.check(inverse)
 

@@ -22,6 +22,7 @@ from natgrad.curvature.fisher import Fisher
 from natgrad.errors import SettingError
 from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.arguments import check_optimizers
+from natgrad.kfac.blending import Blending
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.following import Following
 from natgrad.kfac.loss_finding import LossFinding
@@ -38,6 +39,7 @@ from natgrad.kfac.refresh import Refresh
 from natgrad.kfac.state.checkpoint import Saveable, summary
 from natgrad.kfac.state.entries import Entry, entries, gathered, saved, tensors_of_block
 from natgrad.kfac.update import Update
+from natgrad.lengths import Dogleg
 
 
 class Assembling(Saveable):
@@ -69,12 +71,15 @@ class Assembling(Saveable):
         self.refreshing = Refresh(team, self.refresh_clocks, self.newcomers)
         # Hooks on every step would be traced into compiled code; other ranks have other batches.
         pays = team.alone and not self.compiled.found and motion.is_plain
-        self.low_rank = LowRankGradients(self.blocks, enabled=pays)
+        blends = motion.length if isinstance(motion.length, Dogleg) else None  # means of gradients
+        self.low_rank = LowRankGradients(self.blocks, enabled=pays and blends is None)
         self.gradients = Gradients(team, self.model.parameters())
         self.prediction = QuadraticModel(team, self.model)
         self.preconditioning = Preconditioning(
             team, self.gradients, self.settings, self.rates, self.low_rank, self.prediction
         )
+
+        self.blending = None if blends is None else Blending(self.preconditioning, blends)
 
     def _overlap(self) -> None:
         """Overlap communication with the backward pass, if DDP or FSDP says when it is the last."""
@@ -109,7 +114,7 @@ class Assembling(Saveable):
             agreed.compared = blocks_to_compare(self.model, blocks)
         state = None if team.alone else summary(self)
         self.low_rank.detach()
-        stepped, predicted = self.preconditioning, self.prediction
+        stepped, predicted, blended = self.preconditioning, self.prediction, self.blending
         self.blocks = blocks
         for block in blocks:
             if block.shares_input_with not in blocks:
@@ -120,6 +125,8 @@ class Assembling(Saveable):
             _move([block for block in blocks if block in before], team, self.team, state)
         self.preconditioning.take_over(stepped)
         self.prediction.take_over(predicted)
+        if self.blending is not None and blended is not None:
+            self.blending.take_over(blended)
         self.following.changes.adopt(blocks)
         self.capture.follow(blocks, self.following.changes.uses())
         self.newcomers.follow(blocks)

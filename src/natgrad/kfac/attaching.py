@@ -6,6 +6,7 @@ Trainers of other libraries call ``optimizer.step()`` and nothing else. So its h
   GradScaler that has found infinities) decides it for K-FAC, too; whatever has been done to the
   gradients until then (unscaling, clipping their norm) has been done to plain ones.
 - With a closure the gradients come during the step, so it is the closure that is extended.
+- Where the length is a `Dogleg`, gradients stay as they are, and weights are moved after the step.
 - The state is ``"kfac"`` beside ``"state"`` and ``"param_groups"`` in that of the optimizer: a key
   that optimizers without K-FAC do not look at.
 
@@ -14,7 +15,7 @@ all of them preconditioned, and the others of that round find that done.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -22,10 +23,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from natgrad.capture.hooks import Capture
+from natgrad.capture.wrappers import no_autocast
 from natgrad.comm import Communicator
 from natgrad.comm.connecting import others_have_come
 from natgrad.comm.layouts import is_sharded, local
 from natgrad.errors import CaptureError, SettingError
+from natgrad.kfac.apply import Preconditioning
+from natgrad.kfac.attachable import check, initialises, not_attached
+from natgrad.kfac.blending import Blending
 from natgrad.kfac.clipping import LearningRates
 from natgrad.kfac.ranks.gradients import Gradients
 from natgrad.kfac.scalers import check_scaled_ranks, found_scaler, overflowed
@@ -61,6 +66,8 @@ class Attaching:
     capture: Capture
     scaler: torch.amp.GradScaler | None
     gradients: Gradients
+    preconditioning: Preconditioning
+    blending: Blending | None
     attachment: "Attachment | None" = None
     comm: Communicator
     _began = False
@@ -80,6 +87,8 @@ class Attaching:
                 "step() was called, but KFAC is attached to its optimizer and steps before each of "
                 "its steps: leave the call out, or do not attach()."
             )
+        if self.attachment is None and self.blending is not None:
+            raise not_attached(self.blending.length)
         if not self._began and others_have_come(self.comm):
             raise SettingError(
                 "torch.distributed was initialised after KFAC was made, which knows of this "
@@ -121,7 +130,7 @@ class Attaching:
                 in it only after ``kfac.state_dict()``, called by all ranks.
         """
         if self.attachment is None:
-            _check(self.rates.optimizers)
+            check(self.rates.optimizers, self.preconditioning)
             if self.scaler is not None:
                 check_scaled_ranks(self.gradients)
             self.attachment = Attachment(self, all_ranks_save)
@@ -134,7 +143,7 @@ class Attachment:
     def __init__(self, kfac: Any, all_ranks_save: bool) -> None:
         self.kfac, self.all_ranks_save = kfac, all_ranks_save
         self.rates: LearningRates = kfac.rates
-        self.stepping = False
+        self.stepping, self._blends = False, kfac.blending is not None
         kfac.capture.expects_restarts = True  # zero_grad() is all that a trainer calls
         self._handles: list[Any] = []
         self._round: dict[int, Mark] = {}  # of this round: what K-FAC has left to each optimizer
@@ -145,6 +154,8 @@ class Attachment:
         first = self.rates.optimizers[0]
         for optimizer in self.rates.optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            if self._blends:
+                self._handles.append(optimizer.register_step_post_hook(self._after_step))
         self._handles += [
             first.register_state_dict_post_hook(self._save),
             first.register_load_state_dict_pre_hook(self._load),
@@ -157,7 +168,7 @@ class Attachment:
 
     def follow(self) -> None:
         """The optimizers are others than before."""
-        _check(self.rates.optimizers)
+        check(self.rates.optimizers, self.kfac.preconditioning)
         self.remove()
         self._round, self._stepped = {}, set()
         self._register()
@@ -228,6 +239,11 @@ class Attachment:
         if several:
             self._round = {id(o): Mark(o) for o in self.rates.optimizers}
             self._stepped = {id(optimizer)}
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Where the step that is taken lies between the optimizer's own and that of K-FAC."""
+        with torch.no_grad(), no_autocast(self.kfac.blocks[0].device), self.kfac.watch("apply"):
+            self.kfac.blending.after(optimizer)
 
     def _joins(self, optimizer: Optimizer) -> bool:
         """Whether its gradients have been preconditioned, at the first step of this round."""
@@ -312,33 +328,3 @@ class Mark:
     def waits(self) -> bool:
         """There was something to step on."""
         return self.gradient is not None and bool(local(self.gradient).any())
-
-
-def initialises(optimizer: Optimizer, capture: Capture) -> bool:
-    """Whether a step is none: torch.distributed.checkpoint steps an optimizer that has no state
-    yet on gradients of 0 at a learning rate of 0, to see what state it has."""
-    if optimizer.state or capture.passes:
-        return False
-    if any(float(group.get("lr", 1.0)) != 0 for group in optimizer.param_groups):
-        return False
-    having = (p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
-    return not any(bool(local(gradient).any()) for gradient in having)
-
-
-def _check(optimizers: Sequence[Any]) -> None:
-    if not optimizers:
-        raise SettingError(
-            "attach() hangs KFAC on the optimizer's step, but there is no optimizer: pass "
-            "KFAC(model, optimizer)."
-        )
-    for optimizer in optimizers:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise SettingError(
-                "LBFGS measures curvature by differences of gradients, which those of K-FAC are "
-                "not: attach K-FAC to SGD, Adam or another first-order optimizer."
-            )
-        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            raise SettingError(
-                f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer that KFAC could "
-                "hang on: call kfac.step() before its step() instead of attach()."
-            )

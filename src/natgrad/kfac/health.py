@@ -142,7 +142,7 @@ def _directions(kfac: Looked) -> tuple[dict[str, float], dict[str, float]]:
         for block, (dot, raw, out) in zip(stack.blocks, products.T.tolist(), strict=True):
             if raw > 0 and out > 0:
                 cosines[block.name] = dot / (raw * out) ** 0.5
-                if inverts and motion.length is None and not isinstance(damping, Relative):
+                if inverts and motion.is_free and not isinstance(damping, Relative):
                     damped[block.name] = damping * dot / raw
     return cosines, damped
 

@@ -6,6 +6,8 @@
     step <- step / length(step)                    if each layer has a length of its own
     step <- step length(m')                        if that is the gradient's
 
+A length that is found beside the optimizer's update leaves all of it to `natgrad.kfac.blending`.
+
 What is kept between steps lives in the `Block` and on the ranks that precondition it: a layer's
 momentum is kept once for each copy of its inverse, and not once a rank.
 
@@ -40,7 +42,12 @@ class Motion:
     @property
     def is_plain(self) -> bool:
         """Whether the step of a sum of gradients is the sum of their steps, and nothing is kept."""
-        return self.geometry.is_linear and self.length is None and not self.has_momentum
+        return self.geometry.is_linear and self.is_free and not self.has_momentum
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a step is as long as its geometry makes it, until all of them are there."""
+        return self.length is None or self.length.of_update
 
     @property
     def uses_curvature(self) -> bool:
@@ -111,7 +118,7 @@ class Mover:
         if self.kept:
             self._remember(block, raw, kept, beta)
         self.motion.geometry.step(block, flat, kept, damping, found)
-        if self.motion.length is not None:
+        if not self.motion.is_free and self.motion.length is not None:
             length = self.motion.length
             squares = length.squares(block, found).view(raw.shape[:2]).mean(1)
             # A step that is nothing has no direction, and stays nothing.

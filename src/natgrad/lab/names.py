@@ -29,7 +29,7 @@ from natgrad.lab.schemes.optimizers_by_name import NamedOptimizer, own_optimizer
 from natgrad.lab.schemes.second_pass import SecondPass
 from natgrad.lab.schemes.settings_by_name import RunRequest
 from natgrad.layers import registered
-from natgrad.lengths import Graft, Length, OutputChange, Rms
+from natgrad.lengths import Dogleg, Graft, Length, OutputChange, Rms
 from natgrad.placement import (
     Auto,
     Cluster,
@@ -150,7 +150,9 @@ GEOMETRIES: Makers[Geometry] = factories(
 )
 
 LENGTHS: Makers[Length] = factories(
-    "length", Length, {"rms": Rms, "output-change": OutputChange, "graft": Graft}
+    "length",
+    Length,
+    {"rms": Rms, "output-change": OutputChange, "graft": Graft, "dogleg": Dogleg},
 )
 
 SUBSAMPLES: Makers[Subsample] = factories(

@@ -38,6 +38,12 @@ class Length(ABC):
         was written; otherwise its length is 1."""
         return False
 
+    @property
+    def of_update(self) -> bool:
+        """Whether it is found beside the update that the optimizer has made of plain gradients,
+        after that; the step before it is the natural gradient as it is."""
+        return False
+
     @abstractmethod
     def squares(self, block: Decomposed, step: Tensor) -> Tensor:
         """The squared length of the step of each matrix, ``[b]``; the squared length of a block is

@@ -148,7 +148,8 @@ def preconditioner(
     if not s.kfac:
         return None
     asked = RunRequest(steps_per_epoch, s.batch_size, s.ramp)
-    return KFAC(
+    length = LENGTHS[s.length]() if s.length else None
+    kfac = KFAC(
         model,
         inner,
         damping=_damping(s, asked),
@@ -162,7 +163,7 @@ def preconditioner(
         norm_damping=s.norm_damping,
         inverse=INVERSES[s.inverse](),
         geometry=GEOMETRIES[s.geometry](),
-        length=LENGTHS[s.length]() if s.length else None,
+        length=length,
         include=s.include or None,
         exclude=s.exclude,
         max_dim=s.max_dim or None,
@@ -170,6 +171,7 @@ def preconditioner(
         distributed=Distributed(placement(s), wire_dtype=WIRES.get(s.wire_dtype)),
         factor_dtype=PRECISIONS.get(s.factor_dtype),
     )
+    return kfac if length is None or not length.of_update else kfac.attach()
 
 
 def curvature(settings: Settings, objective: TaskObjective) -> Fisher:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from natgrad.comm import Communicator
 from natgrad.comm.agreement import raise_on_all_ranks
 from natgrad.errors import CheckpointError, SettingError
+from natgrad.kfac.attaching import KEY
 from natgrad.lab.data.dataset import Rows
 from natgrad.lab.names import SECOND_PASSES
 from natgrad.lab.schemes import WeightRescaling, averaged_weights, normalized_layers
@@ -92,7 +93,7 @@ class Training:
                 kfac.discard()
             with self.second_pass.perturbed(), frozen_statistics(self.network):
                 self._pass(step, mixed, share, last)
-        if self.kfac is not None:
+        if self.kfac is not None and self.kfac.attachment is None:
             self.kfac.step()
         self.optimizer.step()
         if self.kfac is not None and self.adapts and self.kfac.prediction.remembered:
@@ -219,11 +220,15 @@ class Training:
         """All that cannot be derived from the settings and the number of steps. Collective."""
         trained = averaged_weights.training_weights(self.optimizer)
         with self.tested():
+            kfac = None if self.kfac is None else self.kfac.state_dict()
+            optimizer = self.optimizer.state_dict()
+            if kfac is not None:  # which hangs on the optimizer, or does not
+                optimizer.pop(KEY, None)
             return {
                 # A copy where it is not what is trained.
                 "model": self._weights(copied=trained is not None),
-                "optimizer": self.optimizer.state_dict(),
-                "kfac": None if self.kfac is None else self.kfac.state_dict(),
+                "optimizer": optimizer,
+                "kfac": kfac,
                 **({} if trained is None else {"trained": trained}),
             }
 
@@ -238,11 +243,11 @@ class Training:
                 "K-FAC but the run is not: go on with the same settings."
             )
         self.network.load_state_dict(state["model"])
+        if self.kfac is not None:
+            self.kfac.load_state_dict(state["kfac"])
         self.optimizer.load_state_dict(state["optimizer"])
         if "trained" in state:
             averaged_weights.restore(self.optimizer, state["trained"])
-        if self.kfac is not None:
-            self.kfac.load_state_dict(state["kfac"])
         self.mixing.load_state_dict([piece for share in shares for piece in share])
 
     def _no_sync(self) -> Any:

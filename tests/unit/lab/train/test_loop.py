@@ -49,8 +49,9 @@ def test_tests_and_checkpoints_change_nothing(tmp_path):
         {"optimizer": "lars", "schedule": "polynomial", "decay_end": 1.0, "mixup": 0.0},
         {"displacement": True, "coupled": True, "precision": "bfloat16", "micro_batch": 20},
         {"optimizer": "naturalmuon", "kfac": False, "lr": 1e-2, "fisher": "monte-carlo"},
+        {"optimizer": "adamw", "lr": 1e-3, "length": "dogleg(most=1.5)"},
     ],
-    ids=["default", "adamw", "lamb", "lars", "displacement", "naturalmuon"],
+    ids=["default", "adamw", "lamb", "lars", "displacement", "naturalmuon", "dogleg"],
 )
 def test_going_on_is_bit_identical(others, tmp_path):
     """In one process: the second half knows of the first only what is in the checkpoint."""

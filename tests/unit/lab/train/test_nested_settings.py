@@ -14,7 +14,7 @@ from natgrad.errors import SettingError
 from natgrad.lab.train import Settings, optimizers, toml, train
 from natgrad.lab.train.task_losses import Classes
 from natgrad.lab.train.training import Training
-from natgrad.lengths import Rms
+from natgrad.lengths import Dogleg, Rms
 from natgrad.schedules import Drift, GrowingInterval, LevenbergMarquardt
 from unit.lab.train import digit_runs as runs
 
@@ -94,6 +94,13 @@ def test_precisions_widths_and_lengths():
     assert kfac.team.motion.length == Rms()
     whole = kfac_of(runs.settings(max_dim=0), nn.Sequential(nn.Linear(40, 3)))
     assert whole.blocks[0].structure.input_block is None
+
+
+def test_a_dogleg_hangs_on_the_optimizer():
+    kfac = kfac_of(runs.settings(optimizer="adamw", length="dogleg(most=1.5)"))
+    assert kfac.team.motion.length == Dogleg(1.5)
+    assert kfac.attachment is not None
+    assert kfac_of(runs.settings(length="graft")).attachment is None
 
 
 def test_numbers_are_as_before():
