@@ -3,7 +3,7 @@
 Full sizes are made on the meta device, without numbers: the share of the trained parameters that
 have a block, how many blocks there are, why the others have none, and the bytes that the plan
 counts for one process, also as a multiple of the weights. Parameters that are used in expressions
-are left out where the first step of the small size does not understand that.
+and experts are left out where the first step of the small size does not understand that.
 
 Small ones, with random weights, are trained on one batch: plain SGD and K-FAC take turns in one
 process, and the cost of a step is that of a cycle with update every 10 and refresh every 100 steps,
@@ -30,6 +30,7 @@ from benchmarks.timing import average_step, interleave, machine
 from benchmarks.workloads import INTERVALS
 from natgrad.errors import first_line
 from natgrad.layers.bare import Bare
+from natgrad.layers.experts import Expert
 from natgrad.tables import bytes_text
 
 _BARE = "no layer is registered for "
@@ -70,15 +71,18 @@ def covered(entry: GalleryModel) -> Covered:
         model = entry.build(True)
     kfac = natgrad.KFAC(model, kl_clip=None)
     trained = {id(p): p for p in model.parameters() if p.requires_grad}
-    bare = [(block, u) for block in kfac.blocks for u in block.layers if isinstance(u, Bare)]
-    why_not = refused(entry) if bare else {}
-    out = {block: why for block, u in bare if (why := why_not.get((u.kind, u.short)))}
+    uses = [(block, u) for block in kfac.blocks for u in block.layers]
+    found = [(block, u) for block, u in uses if isinstance(u, Bare | Expert)]
+    why_not = refused(entry) if found else {}
+    out = {block: why for block, u in found if (why := why_not.get((u.kind, u.short)))}
     blocks = [block for block in kfac.blocks if block not in out]
     inside = {id(p) for block in blocks for p in block.parameters}
     named = dict(model.named_parameters())
     left: Counter[str] = Counter()
-    for block, why in out.items():
-        left[reason(block.name, block.kind, why)] += block.parameters[0].numel()
+    without = {id(p): (block.kind, why) for block, why in out.items() for p in block.parameters}
+    for name, p in named.items():
+        if id(p) in without:
+            left[reason(name, *without[id(p)])] += p.numel()
     for name, why in kfac.uncovered.items():
         if (p := named.get(name)) is not None and id(p) in trained:
             left[reason(name, why.kind, why.reason)] += p.numel()
@@ -102,7 +106,8 @@ def refused(entry: GalleryModel) -> dict[tuple[str, str], str]:
         trainer()
     assert trainer.kfac is not None
     uses = [(block, u) for block in trainer.kfac.blocks for u in block.layers]
-    return {(u.kind, u.short): b.refused for b, u in uses if isinstance(u, Bare) and b.refused}
+    found = [(b, u) for b, u in uses if isinstance(u, Bare | Expert)]
+    return {(u.kind, u.short): b.refused for b, u in found if b.refused}
 
 
 def reason(name: str, kind: str, why: str) -> str:

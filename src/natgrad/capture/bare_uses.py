@@ -19,15 +19,14 @@ row a sample, until it meets something that carries samples, or a layer.
 Two things keep a use that is not understood out of the statistics. One that the stand-in sees says
 why (`natgrad.capture.refusals`). Those that it cannot see (another reference to the parameter, a
 function outside of torch) are missing in the sum over samples, which is compared with the gradient
-of the parameter (`Account`). Either way the block drops this update, on all ranks.
+of the parameter (`natgrad.capture.accounts`). Either way the block drops this update, on all ranks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from natgrad.capture.blocks import Block
 from natgrad.capture.inner_uses import passes_over
@@ -85,7 +84,7 @@ class BareCall:
 
     def __init__(self, capture: "Capture", given: Any) -> None:
         self.capture, self.running, self.saving = capture, True, _saving()
-        self.given = {_storage(t) for t in tensors_of(given)} - {0}
+        self.given = {storage_of(t) for t in tensors_of(given)} - {0}
 
     def end(self) -> None:
         self.running = False
@@ -114,8 +113,8 @@ class BareCall:
             return False
         if not t.requires_grad:
             given = t.shape[self.axis] % self.samples == 0 and t.shape[self.axis] >= self.samples
-            return given and _storage(t) in self.given
-        if t.grad_fn is None or _storage(t) in self.given:
+            return given and storage_of(t) in self.given
+        if t.grad_fn is None or storage_of(t) in self.given:
             return True  # the input of a checkpoint, or of the module
         return any(_is_of_layer(node) for node in _nodes_behind(t.grad_fn))
 
@@ -165,7 +164,7 @@ def _is_of_layer(node: Any) -> bool:
     return leaf is not None and not isinstance(leaf, nn.Parameter)
 
 
-def _storage(t: Tensor) -> int:
+def storage_of(t: Tensor) -> int:
     """Where its numbers are; 0 for what has none of its own."""
     if torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta or t.is_sparse:
         return 0
@@ -234,109 +233,6 @@ def _only_shapes(source: Tensor, start: Tensor) -> bool:
             return False
         node = node.next_functions[0][0]
     return node is not None
-
-
-class Account:
-    """Whether the uses of a bare parameter that were seen make up its gradient.
-
-    Both are added up while backward passes run, and compared at the step: as tensors, so that no
-    accelerator has to wait."""
-
-    def __init__(self) -> None:
-        self.handles: list[RemovableHandle] = []
-        self.entries: dict[Block, _Entry] = {}
-
-    def __deepcopy__(self, memo: Any) -> "Account":
-        return Account()  # copied parameters have no hooks
-
-    def clear(self) -> None:
-        """A new step."""
-        self.entries = {}
-
-    def open(self, capture: "Capture", blocks: Iterable[Block]) -> None:
-        """Watch the gradients of their parameters."""
-        self.close()
-        for block in dict.fromkeys(blocks):
-            (parameter,) = block.parameters
-            if parameter.requires_grad:
-                self.handles.append(parameter.register_hook(_Total(self, capture, block)))
-
-    def close(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
-
-    def of(self, block: Block) -> "_Entry":
-        return self.entries.setdefault(block, _Entry())
-
-    def refuse(self, block: Block, why: str) -> None:
-        self.of(block).refused = True
-        block.refusals.add(why)
-
-    def leave_out(self, block: Block) -> None:
-        """Some of its uses are none of the statistics', so its gradient is more than theirs."""
-        self.of(block).partial = True
-
-    def settle(self) -> dict[Block, Tensor]:
-        """The step is over: whether uses of these blocks were not understood, ``[]`` of bools; they
-        remember it."""
-        found = {block: entry.short() for block, entry in self.entries.items()}
-        for block, short in found.items():
-            block.refusals.fall_short(short)
-        return found
-
-
-class _Entry:
-    """Sums over a step. ``seen [numel]`` of the uses, ``total [numel]`` of the parameter; ``size``:
-    norms of what was added, as rounding errors grow with them. ``refused``: a use was not
-    understood; ``partial``: one was left out."""
-
-    def __init__(self) -> None:
-        self.refused = self.partial = False
-        self.seen: Tensor | None = None
-        self.total: Tensor | None = None
-        self.size: Tensor | None = None
-
-    def add_total(self, g: Tensor) -> None:
-        g = g.flatten().to(_wide(g), copy=True)  # DDP averages the gradient itself in place
-        self.total = g if self.total is None else self.total + g
-
-    def add_seen(self, g: Tensor, pull: PullBack) -> None:
-        own = pull.total(g)
-        own = own.to(_wide(own))
-        # Norms of all samples add up to this at most; g itself is as exact as its numbers are.
-        rounding = max(_CLOSE, _ROUNDINGS * torch.finfo(g.dtype).eps)
-        size = rounding * g.norm().to(own.dtype) * g.shape[pull.axis] ** 0.5
-        self.seen = own if self.seen is None else self.seen + own
-        self.size = size if self.size is None else self.size + size
-
-    def short(self) -> Tensor:
-        if self.total is None or self.partial or self.refused:
-            return torch.tensor(self.refused)
-        if self.seen is None or self.size is None:
-            return self.total.any()
-        apart: Tensor = (self.seen - self.total).norm() > self.size
-        return apart
-
-
-_CLOSE, _ROUNDINGS = 1e-4, 16.0
-
-
-def _wide(t: Tensor) -> torch.dtype:
-    return torch.promote_types(t.dtype, torch.float32)
-
-
-class _Total:
-    """The hook on a parameter."""
-
-    def __init__(self, account: Account, capture: "Capture", block: Block) -> None:
-        self.account, self.capture, self.block = account, capture, block
-
-    def __call__(self, g: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() and self.capture.root not in observed:
-            self.account.of(self.block).add_total(g.detach())
-        # Of a batch of one, several parameters may have one tensor, which would be stepped twice.
-        return g.clone()
 
 
 class _Seen:

@@ -22,6 +22,7 @@ from natgrad.comm import Communicator
 from natgrad.comm.layouts import is_sharded
 from natgrad.curvature.subsample import Subsample
 from natgrad.layers import Layer
+from natgrad.layers.experts import Expert
 
 
 class Chooser:
@@ -75,7 +76,7 @@ class Cutter:
         packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         if not packed and not torch.is_autocast_enabled(x.device.type):
             return x
-        rows = None if block.region_terms is not None else this.chosen_rows(len(x))
+        rows = self._rows(block, layer, len(x), this)
         return x if rows is None else Cut(self._input(layer, x, rows))
 
     def __call__(
@@ -84,7 +85,7 @@ class Cutter:
         """Input and gradient of the chosen samples, and how many these are."""
         if this.chosen is None:
             return x, g, this.samples
-        rows = None if block.region_terms is not None else this.chosen_rows(len(g))
+        rows = self._rows(block, layer, len(g), this)
         if isinstance(x, Cut):
             assert rows is not None  # of the same call
             return x.x, g.index_select(0, rows), len(this.chosen)
@@ -92,6 +93,13 @@ class Cutter:
         if rows is None or some is None:
             return x, g * this.share**0.5, this.samples
         return some, g.index_select(0, rows), len(this.chosen)
+
+    def _rows(self, block: Block, layer: Layer[Any], count: int, this: Pass) -> Tensor | None:
+        """Which of a layer's rows are of the chosen samples, where that can be told: those that an
+        expert sees are in no order."""
+        if block.region_terms is not None or isinstance(layer, Expert):
+            return None
+        return this.chosen_rows(count)
 
     def _input(self, layer: Layer[Any], x: Any, rows: Tensor) -> Any:
         if not isinstance(x, Tensor):

@@ -4,14 +4,10 @@ A module becomes one or more layers (`layers_of`), all layers of one weight beco
 parameter in no block is listed with its reason. Nothing is left out silently: a model without any
 block is an error, and so is a pattern of ``include`` or ``exclude`` that matches no module.
 
-Tied weights are one block. Uses in the same orientation, such as two modules with one weight, are
-further positions of the same sums. A tied embedding and head use ``W`` and ``W^T``: the embedding
-comes first and says how the weight is a matrix, and the head becomes a `TiedHead`, whose factors
-`natgrad.structures.kronecker` merges with the embedding's.
+Tied weights are one block (`natgrad.capture.ties`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -22,17 +18,15 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from natgrad.capture.blocks import Block
+from natgrad.capture.ties import tied
 from natgrad.comm.layouts import is_sharded
 from natgrad.errors import CoverageError
 from natgrad.inverses import Inverse
 from natgrad.layers import Elementwise, Layer, layers_of, registered
 from natgrad.layers.bare import Bare
-from natgrad.layers.embedding import Embedding, TiedHead
 from natgrad.layers.experts import Expert, experts_of
-from natgrad.layers.functional import Projection
-from natgrad.layers.linear import Linear
 from natgrad.layers.registry import Unknown
-from natgrad.layers.row_parts import RowPart, Split, parts_of
+from natgrad.layers.row_parts import Split, parts_of
 from natgrad.structures import Diagonal, Identity, Kronecker, Structure, UnitWise
 from natgrad.structures.per_sample import PerSample
 
@@ -96,20 +90,24 @@ def discover(
         views = excluded or layers_of(name, module)
         if isinstance(views, str):
             experts = [] if excluded else experts_of(name, module, choice.split)
-            stacked = {id(p) for layer in experts for p in layer.parameters}
+            stacked = {id(p): layer for layer in experts for p in layer.parameters}
             for short, parameter in own:
                 full = f"{name}.{short}" if name else short
                 reason = views if parameter.requires_grad else FROZEN
                 if id(parameter) in stacked:
-                    reason = _UNSEEN
+                    found = of_experts(stacked[id(parameter)], choice)
+                    reason = found if isinstance(found, str) else ""
                 elif isinstance(reason, Unknown) and not is_sharded(parameter):
                     if choice.bare:
                         bare.append(_placed(Bare(full, module, short), name, choice))
                     elif choice.bare is not None:
                         reason = f"{reason}, and {_OF_MATRICES}"
                 uncovered[full] = Uncovered(full, type(module).__name__, reason)
-            if choice.without_statistics:
-                layers += experts
+            layers += [
+                expert
+                for expert in experts
+                if expert.parameters and isinstance(of_experts(expert, choice), Structure)
+            ]
             continue
         parent = root.get_submodule(raw_name.rpartition(".")[0])
         views = [
@@ -134,7 +132,7 @@ def discover(
             choice.half_products,
             choice.in_basis,
         )
-        for group in _tied(layers, biases=bool(choice.bare))
+        for group in tied(layers, biases=bool(choice.bare))
     ]
     covered = {id(p) for block in blocks for p in block.parameters}
     for full, parameter in root.named_parameters():
@@ -177,9 +175,11 @@ def _reasons(uncovered: Iterable[Uncovered]) -> str:
 
 _REASONS = 8  # that an error lists
 _OF_MATRICES = "steps of this geometry are of matrices"
-_UNSEEN = (
-    "inputs of single experts are not seen, and this geometry and length need curvature: use "
-    "natgrad.Spectral() with natgrad.Rms()"
+_OF_OPERATORS = "a stack of experts has blocks in steps alone, not in matrices"
+_OF_EXPERTS = (
+    "it is a stack of experts, whose rows are told apart but not the samples that they are of, so "
+    "that {!r} cannot be kept of it: pass a function as structure=, which returns "
+    "natgrad.Kronecker() for natgrad.layers.Expert"
 )
 
 
@@ -194,10 +194,26 @@ def default_structure(layer: Layer[Any]) -> Structure:
     return UnitWise() if isinstance(layer, Elementwise) else Kronecker()
 
 
+def of_experts(layer: Expert, choice: Choice) -> Structure | str:
+    """What is kept of an expert's block, or why it has none."""
+    if choice.bare is None:
+        return _OF_OPERATORS
+    given = choice.structure
+    wanted = given(layer) if callable(given) and not isinstance(given, Structure) else given
+    wanted = Kronecker() if wanted is None else wanted
+    if isinstance(wanted, Kronecker) and wanted.sharing == "expand":
+        return wanted
+    # Steps that make sense without curvature are made without it.
+    return Identity() if choice.without_statistics else _OF_EXPERTS.format(wanted)
+
+
 def _structure(group: Sequence[Layer[Any]], choice: Choice) -> Structure:
     layer, wanted = group[0], choice.structure
     if isinstance(layer, Expert):
-        return Identity()
+        of_stack = of_experts(layer, choice)
+        assert isinstance(of_stack, Structure)
+        of_stack.check(choice.inverse)
+        return of_stack if choice.max_dim is None else of_stack.narrowed(group, choice.max_dim)
     if wanted is None:
         chosen = default_structure(layer)
     elif layer.prefers_diagonal and isinstance(wanted, Structure):
@@ -216,67 +232,6 @@ def _structure(group: Sequence[Layer[Any]], choice: Choice) -> Structure:
             chosen = Diagonal()
     chosen.check(choice.inverse)
     return chosen if choice.max_dim is None else chosen.narrowed(group, choice.max_dim)
-
-
-def _tied(layers: Iterable[Layer[Any]], *, biases: bool) -> list[list[Layer[Any]]]:
-    """Layers of one weight together, an embedding first. ``biases``: those that only one use of a
-    weight has are blocks of their own."""
-    groups: dict[Any, list[Layer[Any]]] = {}
-    for layer in layers:
-        weight = layer.weight if layer.weight is not None else layer.bias
-        part: Any = None  # of the weight, where it holds several matrices
-        if isinstance(layer, RowPart):
-            part = layer.first
-        elif isinstance(layer, Expert):
-            part = layer.index, layer.first
-        elif isinstance(layer, Projection):
-            part = (layer.slice if layer.weight is None else layer.own(layer.weight)).start
-        groups.setdefault((id(weight), part, layer.weight is None), []).append(layer)
-    out, alone = [], []
-    cut = {weight for weight, part, _ in groups if part is not None}
-    for (weight, part, _), group in groups.items():
-        if part is None and weight in cut:
-            raise CoverageError(
-                f"{group[0].kind} {group[0].name!r} shares its weight with a layer whose rows are "
-                "split into several matrices: pass split={} to KFAC, or leave one of them out with "
-                "exclude=[...]."
-            )
-        with_bias = [_bias_alone(layer) for layer in group if biases and layer.bias is not None]
-        embeddings = [layer for layer in group if isinstance(layer, Embedding)]
-        if embeddings:
-            heads = [u for u in group if isinstance(u, Linear) and u.call is None]
-            others = [layer for layer in group if layer not in embeddings and layer not in heads]
-            ties: list[Layer[Any]] = [_transposed(head) for head in heads]
-            group = [*embeddings, *ties, *others]
-        primary = group[0]
-        same = [u for u in group if isinstance(u, TiedHead) or u.shape[:2] == primary.shape[:2]]
-        if len(same) != len(group):
-            odd = next(u for u in group if u not in same)
-            raise CoverageError(
-                f"{odd.kind} {odd.name!r} and {primary.kind} {primary.name!r} share a weight but "
-                "see it as different matrices. Leave one of them out with exclude=[...]."
-            )
-        if len({id(layer.bias) for layer in group}) > 1:
-            for layer in group:
-                layer.bias = None  # it belongs to one use only, so it is no column of the shared W
-        out.append(group)
-        kept = {id(layer.bias) for layer in group}
-        alone += [layer for layer in with_bias if id(layer.bias) not in kept]
-    by_bias = {id(layer.bias): [u for u in alone if u.bias is layer.bias] for layer in alone}
-    return out + list(by_bias.values())
-
-
-def _bias_alone(layer: Layer[Any]) -> Layer[Any]:
-    """The bias of one use of a weight, which others use without it."""
-    bias = copy(layer)
-    bias.name, bias.weight, bias.prefers_diagonal = f"{layer.name}.bias", None, True
-    return bias
-
-
-def _transposed(head: Linear) -> TiedHead:
-    tied = TiedHead(head.name, head.module)
-    tied.batch_axis, tied.axis_given = head.batch_axis, head.axis_given
-    return tied
 
 
 def _refuse_lazy(name: str, module: nn.Module) -> None:

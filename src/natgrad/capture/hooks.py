@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from natgrad.capture.accounts import Account
 from natgrad.capture.backwards import RECOMPUTED, THROWN_AWAY, Backwards, reaches
-from natgrad.capture.bare_uses import Account
 from natgrad.capture.blocks import Block
 from natgrad.capture.chosen import Chooser, Cutter
 from natgrad.capture.module_hooks import Hooks, in_backward
@@ -157,7 +157,7 @@ class Capture:
             this.tape.clear()  # edges of the graph, which holds hooks that hold the pass
         self.taped = {}
         self.backwards.forget()
-        if self.account.entries:
+        if self.account.entries or self.account.stacks:
             self.account.clear()
 
     def samples(self) -> int | None:

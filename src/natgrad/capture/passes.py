@@ -25,6 +25,8 @@ from torch.nn.utils.rnn import PackedSequence
 from natgrad.capture.blocks import Block
 from natgrad.capture.module_hooks import in_backward
 from natgrad.capture.output_hooks import Reading
+from natgrad.layers import Layer
+from natgrad.layers.experts import Expert
 
 if TYPE_CHECKING:
     from natgrad.capture.hooks import Capture
@@ -110,16 +112,22 @@ class Pass:
         within = torch.arange(each, device=self.chosen.device)
         return (self.chosen.unsqueeze(1) * each + within).flatten()
 
+    def widen(self, layer: Layer[Any], rows: int) -> None:
+        """A gradient has come back to so many rows of a layer."""
+        if not isinstance(layer, Expert):  # of which each sees some rows of all samples
+            self.rows = max(self.rows, rows)
+
     def fits(self, rows: int) -> bool:
         """Whether a part that was called with so many rows, outside of the model, belongs to this
         pass."""
         return not self.returned and (not self.samples or rows % self.samples == 0)
 
     def count(self, block: Block, rows: int, *, alone: bool) -> None:
-        """A layer was called on so many rows, or on one sample that has no axis."""
+        """A layer was called on so many rows (0: they say nothing of samples), or on one sample
+        that has no axis."""
         self.calls[block] += 1
         self.alone += alone
-        if block.region_terms is None:
+        if rows and block.region_terms is None:
             self.seen[rows] += 1
 
     def settle(self) -> None:

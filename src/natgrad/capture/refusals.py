@@ -10,17 +10,19 @@ class Refusals:
     def __init__(self) -> None:
         self._why = ""
         self._short: Tensor | None = None
+        self._missing = ""
 
     def add(self, why: str) -> None:
         """A use was seen that is not understood. The first reason stays."""
         self._why = self._why or f"in forward it {why}"
 
-    def fall_short(self, short: Tensor) -> None:
-        """At a step. ``short []``: whether the uses that were seen do not make up the gradient."""
-        self._short = short
+    def fall_short(self, short: Tensor, missing: str) -> None:
+        """At a step. ``short []``: whether the uses that were seen do not make up the gradient;
+        ``missing``: what is to be said then."""
+        self._short, self._missing = short, missing
 
     def reason(self) -> str:
         """Empty if there is none."""
         if not self._why and self._short is not None and bool(self._short):
-            return "not all of its uses are seen where it is broadcast over samples"
+            return self._missing
         return self._why

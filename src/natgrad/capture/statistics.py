@@ -29,6 +29,7 @@ from natgrad.capture.wrappers import no_autocast
 from natgrad.comm.layouts import full_tensor
 from natgrad.layers import SharedInput
 from natgrad.layers.base import real
+from natgrad.layers.experts import Expert
 from natgrad.structures import Sums
 
 # The factors of each block that this step updates; those of other blocks are left alone.
@@ -54,16 +55,20 @@ class Statistics:
         self.on_complete: Callable[[Block, Pass], None] | None = None
         self._shared: _SharedInputSums | None = None
         self._cut = Cutter()
+        self._stacks: set[int] = set()  # of experts, some of which had rows since the last step
 
     def begin(self, due: Due) -> None:
         """A new step, that updates these factors."""
         self.due, self._shared = due, None
         self._cut.last = None
+        self._stacks.clear()
 
     @torch.no_grad()
     def add(self, use: Use, x: Any, g: Tensor, this: Pass, draw: int = 0) -> None:
         """``draw`` counts the gradients of one forward pass; inputs are added with the first."""
         block, layer = use
+        if isinstance(layer, Expert):
+            self._stacks.add(id(layer.stack))
         # DTensors are gathered only here: all ranks of a sharded layer reach this line together.
         x, g = full_tensor(x), full_tensor(g)
         if block.region_terms is not None:
@@ -95,6 +100,19 @@ class Statistics:
         for (block, role, draw), pieces in this.pending.items():
             self._absorb(block, role, pieces, draw)
         this.pending.clear()
+        if self._stacks:
+            self._count_idle_experts()
+
+    def _count_idle_experts(self) -> None:
+        """Of samples that sent an expert no row the gradient is 0, as that of a linear layer which
+        is called on no rows; there is nothing to be said of its inputs."""
+        for block, names in self.due.items():
+            layer = block.layers[0]
+            if not (isinstance(layer, Expert) and id(layer.stack) in self._stacks):
+                continue
+            own = [name for name in names if block.factors[name].of_gradients]
+            for total in block.open(own, real(layer.stack.dtype)).values():
+                total.count = total.count or 1
 
     def _add_inputs(self, use: Use, x: Any, g: Tensor, sums: Sums) -> Sums:
         """Add what is of the inputs alone, or take it over from a layer with the same input;

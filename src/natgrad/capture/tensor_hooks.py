@@ -39,7 +39,7 @@ class GradientHook:
         if not reaches(self.use[0].parameters):
             return
         g = self.view(g.detach())
-        self.this.rows = max(self.this.rows, len(g))
+        self.this.widen(self.use[1], len(g))
         self.capture.mark_returned(self.this)
         self.kept = g if self.kept is None else self.kept + g
         if torch._C._autograd._get_current_graph_task_keep_graph():

@@ -4,6 +4,7 @@ called as a module                        a forward hook on it
 calls one function on its weight          a function mode for its forward (`FunctionHooks`)
 attention, recurrent layers               a function mode of their own (`ProjectionHooks`)
 uses a parameter in an expression         stand-ins for its forward (`BareHooks`)
+has experts in one parameter              a function mode, and stand-ins of others (`ExpertHooks`)
 """
 
 from collections.abc import Sequence
@@ -13,12 +14,14 @@ import torch
 from torch import nn
 
 from natgrad.capture.bare_uses import BareHooks, mark_output
+from natgrad.capture.expert_uses import ExpertHooks
 from natgrad.capture.function_hooks import FunctionHooks
 from natgrad.capture.inner_uses import passes_over
 from natgrad.capture.module_hooks import Registration
 from natgrad.capture.projection_hooks import ProjectionHooks
 from natgrad.layers.axes import is_alone
 from natgrad.layers.bare import Bare
+from natgrad.layers.experts import Expert
 from natgrad.layers.functional import Projection
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from natgrad.capture.tensor_hooks import Use
 
 # Hooks that are entered before a module's forward, and left behind it.
-Watch = FunctionHooks | ProjectionHooks | BareHooks
+Watch = FunctionHooks | ProjectionHooks | BareHooks | ExpertHooks
 
 
 def watches_of(
@@ -41,8 +44,9 @@ def watches_of(
     wanted: list[Registration] = []
     for module, own in by_module.items():
         layer, watch = own[0][1], None
-        if isinstance(layer, Bare):
-            watch = BareHooks(capture, own)
+        if isinstance(layer, Bare | Expert):
+            stacks = any(isinstance(one, Expert) for _, one in own)
+            watch = ExpertHooks(capture, own) if stacks else BareHooks(capture, own)
         elif layer.call is not None:
             watch = FunctionHooks(capture, own)
         elif isinstance(layer, Projection):

@@ -28,6 +28,7 @@ from natgrad.kfac.apply import Preconditioning
 from natgrad.kfac.loss_finding import LossFinding
 from natgrad.kfac.settings import KFACSettings
 from natgrad.layers.bare import Bare
+from natgrad.layers.experts import Expert
 from natgrad.tables import Column, Table, seconds_text
 
 SPEAKS_AT, AT_LATEST = 50, 100  # steps after which it warns, with three refreshes or without
@@ -181,7 +182,13 @@ def _coverage(kfac: Looked) -> Row:
 def _statistics(kfac: Looked) -> Row:
     # A token for masked images that are not trained on has no gradient, and is missed by nobody.
     named = [b for b in kfac.blocks if not isinstance(b.layers[0], Bare)]
-    silent = [block for block in named if not block.lost and not block.ready]
+    # An expert that had no row yet waits for one, beside others that had some.
+    begun = {id(x.stack) for b in named if isinstance(x := b.layers[0], Expert) and b.ready}
+    silent = [
+        block
+        for block in named
+        if not (block.lost or block.ready or id(getattr(block.layers[0], "stack", None)) in begun)
+    ]
     if not silent or not kfac.steps:
         found = f"{len(kfac.blocks) - len(silent)} of {len(kfac.blocks)} blocks have theirs"
         return "statistics", found, "ok", ""

@@ -86,7 +86,7 @@ class Observation:
                 g = grads[edge.node, edge.output_nr]
                 if g is not None:
                     g = view(g)
-                    this.rows = max(this.rows, len(g))
+                    this.widen(use[1], len(g))
                     self.statistics.add(use, x, g, this, draw)
         if not found_any:
             raise CaptureError(

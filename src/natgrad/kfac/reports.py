@@ -15,6 +15,7 @@ from natgrad.comm import Communicator
 from natgrad.kfac.settings import Values
 from natgrad.kfac.stacks import Stack
 from natgrad.layers import SharedInput
+from natgrad.layers.experts import Expert
 from natgrad.linalg.forms import Form
 from natgrad.linalg.workspace import held
 from natgrad.tables import Column, Table, bytes_text, seconds_text
@@ -52,7 +53,11 @@ class DriftTable(Table):
 
 
 def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncovered]) -> Coverage:
-    owner = {id(p): block for block in blocks for p in block.parameters}
+    owners: dict[int, list[Block]] = {}
+    for one in blocks:
+        for p in one.parameters:
+            owners.setdefault(id(p), []).append(one)
+    owner = {key: _spokesman(own) for key, own in owners.items()}
     rows, done, left = [], {}, {}
     numbers: Counter[str] = Counter()
     for raw, parameter in model.named_parameters():
@@ -60,7 +65,8 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
         shape = " x ".join(map(str, parameter.shape)) or "1"
         if block is not None and not block.lost and (block.ready or not block.refused):
             done[name] = repr(block.structure)
-            rows.append((name, shape, block.kind, repr(block.structure), _state(block)))
+            state = _state(block) + _waiting(owners[id(parameter)])
+            rows.append((name, shape, block.kind, repr(block.structure), state))
             numbers["covered"] += parameter.numel()
         else:
             kind, reason = _left(parameter, block, uncovered.get(name))
@@ -80,6 +86,20 @@ def coverage(model: nn.Module, blocks: list[Block], uncovered: dict[str, Uncover
     return Coverage(
         "Coverage", tuple(map(Column, columns)), tuple(rows), footer, covered=done, uncovered=left
     )
+
+
+def _spokesman(blocks: list[Block]) -> Block:
+    """Of those that a parameter is divided among, one that is ready, if any is."""
+    return next((block for block in reversed(blocks) if block.ready), blocks[-1])
+
+
+def _waiting(blocks: list[Block]) -> str:
+    """How many experts have not seen enough to begin, where others have."""
+    idle = {b.layers[0].index for b in blocks if isinstance(b.layers[0], Expert) and not b.ready}
+    every = {b.layers[0].index for b in blocks if isinstance(b.layers[0], Expert)}
+    if not idle or idle == every:
+        return ""
+    return f", {len(idle)} of {len(every)} experts wait for rows"
 
 
 def _narrowed(blocks: list[Block]) -> str:

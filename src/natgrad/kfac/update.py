@@ -78,7 +78,7 @@ class Update:
         """Whether each block's estimates are numbers, of all uses of its parameters, wherever its
         factors are kept: no rank may fold what another one drops."""
         device, account = self.team.device, self.capture.account
-        short = account.settle() if account.entries else {}
+        short = account.settle() if account.entries or account.stacks else {}
         none = torch.zeros((), dtype=torch.bool, device=device)
         bad = [none if estimate is None else ~estimate.finite.to(device) for estimate in estimates]
         bad = [

@@ -17,12 +17,13 @@ from natgrad.layers import (
 )
 from natgrad.layers.base import Layer, SharedInput
 from natgrad.layers.elementwise import Elementwise
-from natgrad.layers.experts import Experts
+from natgrad.layers.experts import Expert, Experts
 from natgrad.layers.registry import NotCovered, layers_of, register, registered
 from natgrad.layers.row_parts import Interleaved
 
 __all__ = [
     "Elementwise",
+    "Expert",
     "Experts",
     "Interleaved",
     "Layer",

@@ -2,12 +2,10 @@
 
 Mixtures of experts keep the weights of all experts of a layer in one parameter, and multiply rows
 of the input with those of their own expert inside of one forward: by a loop, by gathered copies of
-the weights, or by a grouped product in one kernel. No module is called for a single expert, so that
-its inputs and output gradients are not seen, and no curvature can be measured. What can be done is
-the step of a geometry that needs none: each expert, and each part of a fused one (gate and up), is
-a block of its own with the identity for its curvature. Under `Spectral` that is Muon's step, each
-with a length of its own, and not one that is shared by all experts, of which some may have had no
-token.
+the weights, or by a grouped product in one kernel. No module is called for a single expert. Its
+inputs and output gradients are seen where the product is (`natgrad.capture.expert_uses`), and each
+expert, and each part of a fused one (gate and up), is a linear layer of its own: with factors, with
+averages, and with a step of a length that is not shared by experts that had no row.
 
 Found by itself are modules as Hugging Face's: ``gate_up_proj`` (or ``up_proj``) and ``down_proj``,
 with axes and the order of rows as they say; others by ``split={"*.experts.w1": Experts()}``.
@@ -16,13 +14,14 @@ with axes and the order of rows as they say; others by ``split={"*.experts.w1": 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
 from natgrad.errors import CoverageError, SettingError
-from natgrad.layers.base import Layer, trainable
+from natgrad.layers.base import SharedInput, trainable
 from natgrad.layers.row_parts import Interleaved, Split
 
 _UP, _DOWN = ("gate_up_proj", "up_proj", "gate_proj"), "down_proj"
@@ -51,12 +50,14 @@ class Experts:
             )
 
 
-class Expert(Layer[nn.Module]):
-    """The matrix of one expert, or some of its rows.
+class Expert(SharedInput[nn.Module]):
+    """The matrix of one expert, or some of its rows. Its inputs are the rows ``[n, in]`` that this
+    expert saw, in whatever order.
 
     Arguments:
         name: of the parameter, with the numbers of expert and part behind it.
         module: that has the parameter.
+        short: the name that the module has for it.
         weight: of all experts.
         bias: ``[E, out]`` of all experts, or ``None``.
         index: of the expert.
@@ -70,6 +71,7 @@ class Expert(Layer[nn.Module]):
         self,
         name: str,
         module: nn.Module,
+        short: str,
         weight: Tensor,
         bias: Tensor | None,
         index: int,
@@ -80,10 +82,14 @@ class Expert(Layer[nn.Module]):
     ) -> None:
         super().__init__(name, module)
         self.weight, self.bias = trainable(weight), trainable(bias)
+        self.short, self.stack, self.stack_bias = short, weight, bias
         self.index, self.inputs_first = index, inputs_first
         self.first, self.end, self.unit = first, end, unit
         out, self._inputs = weight.shape[:0:-1] if inputs_first else weight.shape[1:]
-        self.turns = out // unit
+        self.rows_of_expert = int(out)
+        self.turns = self.rows_of_expert // unit
+
+    input_is_rows = True
 
     @property
     def rows(self) -> int:
@@ -126,11 +132,28 @@ class Expert(Layer[nn.Module]):
             return None
         return 2 if parameter.ndim == 3 and self.inputs_first else 1, self.unit
 
-    def sample_gradients(self, x: Any, g: Tensor, samples: int | None) -> Iterator[Tensor]:
-        raise CoverageError(
-            f"{self.kind} {self.name!r} shows no inputs of single experts, so there is no "
-            "curvature of theirs to measure: leave it out with exclude=[...]."
-        )
+    @cached_property
+    def own_rows(self) -> frozenset[int]:
+        """Which rows of the expert's matrix these are."""
+        turns = range(0, self.rows_of_expert, self.unit)
+        return frozenset(t + row for t in turns for row in range(self.first, self.end))
+
+    def of_all_rows(self, g: Tensor) -> Tensor:
+        """The gradient of all outputs of the expert -> of these.
+
+        Arguments:
+            g: ``[n, out]``.
+        """
+        if self.turns == 1:
+            return g[:, self.first : self.end]
+        by_turn: Tensor = g.unflatten(1, (self.turns, self.unit))
+        return by_turn[..., self.first : self.end].flatten(1)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1)
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return g.unsqueeze(1)
 
 
 def experts_of(name: str, module: nn.Module, split: Split | None) -> list[Expert]:
@@ -160,12 +183,12 @@ def experts_of(name: str, module: nn.Module, split: Split | None) -> list[Expert
                 "module instead."
             )
         bias = own.get(f"{short}_bias")
-        found += _matrices(full, module, weight, bias, how)
+        found += _matrices(full, module, short, weight, bias, how)
     return found
 
 
 def _matrices(
-    full: str, module: nn.Module, weight: Tensor, bias: Tensor | None, how: Experts
+    full: str, module: nn.Module, short: str, weight: Tensor, bias: Tensor | None, how: Experts
 ) -> Iterator[Expert]:
     experts, out, inputs = weight.shape
     if how.inputs_first:
@@ -184,7 +207,7 @@ def _matrices(
         for part, (first, end) in enumerate(pairwise(accumulate(sizes, initial=0))):
             name = f"{full}.{index}" if len(sizes) == 1 else f"{full}.{index}.{part}"
             sides = (how.inputs_first, first, end, sum(sizes))
-            yield Expert(name, module, weight, bias, index, *sides)
+            yield Expert(name, module, short, weight, bias, index, *sides)
 
 
 def _known(module: Any, own: dict[str, nn.Parameter], *, fused: bool) -> dict[str, Experts]:

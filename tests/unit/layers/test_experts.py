@@ -98,7 +98,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
 def test_each_has_its_own_polar_step(layout):
     model = Net(**layout)
-    optimizer = NaturalMuon(model, 0.01, momentum=0.0)
+    optimizer = NaturalMuon(model, 0.01, momentum=0.0, geometry=Spectral(power=0))
     gradients(model)
     raw = matrices(model, lambda p: p.grad)
     before = matrices(model, lambda p: p)
@@ -112,6 +112,82 @@ def test_each_has_its_own_polar_step(layout):
         expected = polar(m[None])[0]
         expected *= 0.01 / expected.square().mean().sqrt()
         assert (before[name] - after[name] - expected).abs().max() <= 1e-9
+
+
+class Apart(nn.Module):
+    """The same network with a module for each matrix."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.first, experts = copy.deepcopy(net.first), net.experts
+        self.gates, self.ups, self.downs = (nn.ModuleList() for _ in range(3))
+        for index in range(EXPERTS):
+            up, bias, down = (None if t is None else t.detach() for t in experts.of_expert(index))
+            rows = (slice(0, INNER), slice(INNER, None))
+            if not experts.is_concatenated:
+                rows = (slice(0, None, 2), slice(1, None, 2))
+            for own, some in zip((self.gates, self.ups), rows, strict=True):
+                own.append(linear(up[some], None if bias is None else bias[some]))
+            self.downs.append(linear(down, None))
+
+    def forward(self, x):
+        x = self.first(x)
+        out = torch.zeros_like(x)
+        for index in range(EXPERTS):
+            mine = x[:, :EXPERTS].argmax(1) == index
+            hidden = self.gates[index](x[mine]).sigmoid() * self.ups[index](x[mine])
+            out[mine] = self.downs[index](hidden)
+        return out
+
+    def matrices(self):
+        found = {}
+        for index in range(EXPERTS):
+            for part, own in enumerate((self.gates, self.ups)):
+                found[f"experts.gate_up_proj.{index}.{part}"] = whole(own[index])
+            found[f"experts.down_proj.{index}"] = whole(self.downs[index])
+        return found
+
+
+def linear(weight, bias):
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None).double()
+    with torch.no_grad():
+        made.weight.copy_(weight)
+        if bias is not None:
+            made.bias.copy_(bias)
+    return made
+
+
+def whole(module):
+    weight, bias = module.weight.detach(), module.bias
+    return weight if bias is None else torch.cat([weight, bias.detach()[:, None]], 1)
+
+
+OPTIMIZERS = {
+    "muon": lambda model: NaturalMuon(model, 0.02, update_every=2, refresh_every=2),
+    "by_output": lambda model: NaturalMuon(model, 0.02, length=natgrad.OutputChange()),
+    "cholesky": lambda model: NaturalMuon(model, 0.02, inverse=natgrad.Cholesky()),
+    "kfac": lambda model: natgrad.KFAC(model, kl_clip=None, damping=0.1, update_every=2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
+def test_steps_are_those_of_separate_modules(layout, name):
+    model = Net(**layout)
+    other = Apart(model)
+    for one in (model, other):
+        optimizer = OPTIMIZERS[name](one)
+        for step in range(5):
+            gradients(one, step)
+            optimizer.step()
+            if isinstance(optimizer, KFAC):
+                with torch.no_grad():
+                    for p in one.parameters():
+                        p -= 0.05 * p.grad
+    own = matrices(model, lambda p: p)
+    for key, m in other.matrices().items():
+        torch.testing.assert_close(own[key], m, rtol=1e-10, atol=1e-10)
+    assert not torch.equal(own["experts.down_proj.0"], matrices(Net(**layout), lambda p: p)[key])
 
 
 def test_an_expert_without_tokens_stays_and_makes_no_other_longer():
@@ -156,13 +232,27 @@ def test_coverage_says_what_is_done():
     model = Net()
     gradients(model)
     table = NaturalMuon(model).kfac.coverage()
-    assert table.covered["experts.down_proj"] == "Identity()"
-    assert any("steps without curvature" in cell for row in table.rows for cell in row)
-    left = KFAC(Net(), kl_clip=None).coverage().uncovered
-    assert left["experts.down_proj"].startswith("inputs of single experts are not seen")
-    by_output = NaturalMuon(Net(), length=natgrad.OutputChange()).kfac
-    assert "experts.down_proj" in by_output.coverage().uncovered
+    assert table.covered["experts.down_proj"] == "Kronecker(sharing='expand')"
+    assert KFAC(Net(), kl_clip=None).coverage().uncovered == {}
+    plain = NaturalMuon(Net(), structure=natgrad.EKFAC()).kfac.coverage()
+    assert plain.covered["experts.down_proj"] == "Identity()"
+    assert any("steps without curvature" in cell for row in plain.rows for cell in row)
+    by_output = {"structure": natgrad.EKFAC(), "length": natgrad.OutputChange()}
+    left = NaturalMuon(Net(), **by_output).kfac.coverage().uncovered
+    assert left["experts.down_proj"].startswith("it is a stack of experts, whose rows are told")
     assert "experts.down_proj" in NaturalMuon(Net(), exclude="experts").kfac.uncovered
+
+
+def test_matrices_have_no_blocks_of_theirs():
+    """Operators see single samples, which the rows of experts do not show."""
+    model, x = Net(), torch.randn(6, WIDTH, dtype=torch.float64)
+    with pytest.raises(CoverageError, match="has blocks in steps alone, not in matrices"):
+        natgrad.fisher(
+            model,
+            nn.CrossEntropyLoss(),
+            [(x, torch.zeros(6, dtype=torch.int64))],
+            structure=natgrad.Kronecker(),
+        )
 
 
 def test_plain_muon_has_them_too():
@@ -201,8 +291,7 @@ def test_what_does_not_fit_is_a_sentence():
         Experts(2)
 
 
-@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "GptOss"])
-def test_hugging_face(kind):
+def hugging_face(kind, implementation="eager"):
     transformers = pytest.importorskip("transformers")
     common = {
         "hidden_size": 8,
@@ -220,7 +309,14 @@ def test_hugging_face(kind):
     }
     config = getattr(transformers, f"{kind}Config")(**common)
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
+    model.config._experts_implementation = implementation
+    return model
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "GptOss"])
+def test_hugging_face(kind):
+    model = hugging_face(kind)
     optimizer = NaturalMuon(model, 0.01)
     found = [b for b in optimizer.kfac.blocks if ".experts." in b.name]
     assert len(found) == 9
@@ -236,3 +332,59 @@ def test_hugging_face(kind):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.3
+
+
+def one_step(model, tokens):
+    kfac = KFAC(model, kl_clip=None, damping=0.1, update_every=1, refresh_every=1)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    kfac.step()
+    table = kfac.coverage()
+    assert table.uncovered == {}
+    assert {"Kronecker(sharing='expand')"} == {
+        how for name, how in table.covered.items() if ".experts." in name
+    }
+    return [p.grad for p in model.parameters()], {b.name: b for b in kfac.blocks}
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "GptOss", "Llama4Text"])
+def test_hugging_face_has_one_curvature_however_it_multiplies(kind):
+    """Also by a kernel for grouped products, which has no float64."""
+    tokens = torch.randint(13, (4, 6), generator=torch.Generator().manual_seed(1))
+    for dtype, others, close in (
+        (torch.float64, ("batched_mm",), {"rtol": 1e-10, "atol": 1e-12}),
+        (torch.float32, ("batched_mm", "grouped_mm"), {"rtol": 1e-3, "atol": 1e-6}),
+    ):
+        expected, blocks = one_step(hugging_face(kind).to(dtype), tokens)
+        experts = {name: b for name, b in blocks.items() if ".experts." in name}
+        assert len(experts) == 9
+        for name in others:
+            found, own = one_step(hugging_face(kind, name).to(dtype), tokens)
+            for p, q in zip(found, expected, strict=True):
+                torch.testing.assert_close(p, q, **close)
+            for key, block in experts.items():
+                for factor, running in block.running.items():
+                    mine = own[key].running[factor].mean
+                    assert (mine - running.mean).norm() <= 1e-5 * running.mean.norm()
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])
+def test_hugging_face_trains_faster_than_by_its_gradient(kind):
+    """On the same tokens, each at the best of some learning rates."""
+    tokens = torch.randint(13, (4, 6), generator=torch.Generator().manual_seed(1))
+
+    def after(rate, preconditioned):
+        model = hugging_face(kind, "batched_mm")
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        settings = {"update_every": 1, "refresh_every": 2, "kl_clip": 0.1}
+        kfac = KFAC(model, optimizer, **settings) if preconditioned else None
+        for _ in range(15):
+            optimizer.zero_grad()
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            if kfac is not None:
+                kfac.step()
+            optimizer.step()
+        return loss.item()
+
+    plain = min(after(rate, False) for rate in (0.1, 0.3, 1.0, 3.0))
+    assert min(after(rate, True) for rate in (0.3, 1.0)) < plain - 0.3
