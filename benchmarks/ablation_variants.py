@@ -63,6 +63,9 @@ def _variants() -> dict[str, Variant]:
     for power in (0, 0.25, 0.75, 1):
         name = f"POWER_{round(100 * power)}"
         found[name] = Variant("power", f"{power:g}", {"geometry": natgrad.Spectral(power)})
+    for floor in (0.002, 0.01, 0.05, 0.1):
+        name = f"FLOOR_{round(1000 * floor):03}"
+        found[name] = Variant("floor", f"{floor:g}", {"geometry": natgrad.Spectral(floor=floor)})
     found["MONTE_CARLO"] = Variant("Fisher", "Monte-Carlo", {}, {"fisher": "monte-carlo"})
     found["MONTE_CARLO_POWER_1"] = Variant(
         "Fisher",

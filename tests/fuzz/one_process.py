@@ -84,8 +84,8 @@ settings_of_kfac = st.builds(
             Euclidean(),
             Euclidean(0.5),
             Euclidean(factored=True),
-            Spectral(steps=30),
-            Spectral(1.0, steps=30),
+            Spectral(floor=1e-9),
+            Spectral(1.0, floor=1e-9),
         ]
     ),
     st.booleans(),

@@ -244,7 +244,7 @@ def test_a_copy_goes_on_as_the_original():
 def test_muon_measures_no_curvature():
     """Beside ten lines that do the same, and with no hook on any layer."""
     one, other = network(), network()
-    optimizer = NaturalMuon(one, 0.02, geometry=Spectral(power=0, steps=12))
+    optimizer = NaturalMuon(one, 0.02, geometry=Spectral(power=0, floor=1e-9))
     assert not optimizer.kfac.capture.armed
     mean = torch.zeros(10, 101, dtype=torch.float64)
     optimizer.zero_grad()

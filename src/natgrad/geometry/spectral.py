@@ -11,20 +11,30 @@ Factors of Shampoo's instead of K-FAC's give Mousse (arXiv 2603.09697) and FISMO
 the inputs' factor alone gives Newton-Muon (arXiv 2604.01472).
 
 The roots are kept as matrices and change at a refresh, so that a step is two products, the polar
-factor, and two products. On CPUs whitening and polar factor are one thing, which takes one product
-with the longer side instead of two (`natgrad.linalg.whitened_polar`).
+factor, and two products. Where 16-bit products are faster (tensor cores; CPUs with instructions for
+bfloat16) the roots are kept in bfloat16 and all of these are made so, of layers that are large
+enough to gain. On CPUs other layers take whitening and polar factor as one thing, which is one
+product with the longer side instead of two (`natgrad.linalg.whitened_polar`).
 """
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from natgrad.checks import Range, check_numbers, check_whole_fields
+from natgrad.checks import Range, check_numbers, check_positive_fields
 from natgrad.damping import Damping
+from natgrad.errors import SettingError
 from natgrad.geometry.base import Geometry, Kept, Shape
 from natgrad.inverses import Decomposed
-from natgrad.linalg.polar import growth, operations, polar
+from natgrad.linalg.half_products import faster
+from natgrad.linalg.polar import FLOOR, growth, half_polar, operations, polar
+from natgrad.linalg.products import sandwiched
 from natgrad.linalg.whitened_polar import whitened_polar
+
+# Rows and columns from which on products of 16 bits gain more than rounding to them costs. By the
+# layer's own shape, so that it does not matter which layers a rank has stacked.
+_WORTH = 96
 
 
 @dataclass(frozen=True)
@@ -34,16 +44,24 @@ class Spectral(Geometry):
     Arguments:
         power: ``p``, how far the curvature is whitened: 0 measures none and is Muon, 1 is all of
             it. A half has won most comparisons.
-        steps: polynomials of `natgrad.linalg.polar`. Where the polar factor is not made of these,
-            on CPUs, they say by how much small singular values grow at most.
+        floor: singular values that are smaller than this share of their root mean square grow by
+            its inverse, and so do not become 1: a batch says little of them. Tiny ones ask for all
+            of the polar factor.
+        half_products: multiply in bfloat16; ``None`` does where it is faster. Never in float64.
     """
 
     power: float = 0.5
-    steps: int = 6
+    floor: float = FLOOR
+    half_products: bool | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self, power=Range(low=0, high=1))
-        check_whole_fields(self, "steps")
+        check_positive_fields(self, "floor", high=1)
+        if self.half_products is not None and not isinstance(self.half_products, bool):
+            raise SettingError(
+                f"Spectral.half_products is {self.half_products!r} but must be True, False or "
+                "None: None multiplies in bfloat16 where that is faster."
+            )
 
     @property
     def uses_curvature(self) -> bool:
@@ -52,22 +70,43 @@ class Spectral(Geometry):
     def operations(self, shape: Shape) -> float:
         # As GPUs do it. On CPUs it is less, by how much depends on LAPACK.
         groups, rows, cols = shape
-        return groups * operations(rows, cols, self.steps)
+        return groups * operations(rows, cols, self.floor)
 
     def step(self, block: Decomposed, m: Tensor, kept: Kept, damping: Damping, out: Tensor) -> None:
+        if self._in_half(m):
+            self._half_step(block, m, damping, out)
+            return
         if self.power == 0:
-            out.copy_(polar(m, self.steps))
+            out.copy_(polar(m, self.floor))
             return
         rows, cols = m.shape[1:]
         tall = rows > cols
         sides = block.sides(self.power, damping, squared=1 if tall else 2) if m.is_cpu else None
         if sides is not None:
             left, right = sides
-            most = growth(self.steps)
+            most = growth(self.floor, m.shape)
             if tall:
                 whitened_polar(right, m.mT, left, most, out.mT)
             else:
                 whitened_polar(left, m, right, most, out)
             return
-        white = polar(block.whiten(m, self.power, damping, out), self.steps)
+        white = polar(block.whiten(m, self.power, damping, out), self.floor)
         block.whiten(white, self.power, damping, out)
+
+    def _in_half(self, m: Tensor) -> bool:
+        if self.half_products is None:
+            return min(m.shape[1:]) >= _WORTH and faster(m.dtype, m.device)
+        return self.half_products and m.dtype == torch.float32
+
+    def _half_step(self, block: Decomposed, m: Tensor, damping: Damping, out: Tensor) -> None:
+        if self.power == 0:
+            out.copy_(half_polar(m, self.floor))
+            return
+        sides = block.sides(self.power, damping, dtype=torch.bfloat16)
+        if sides is None:
+            white = half_polar(block.whiten(m, self.power, damping, out), self.floor)
+            block.whiten(white.to(m.dtype), self.power, damping, out)
+            return
+        left, right = sides
+        half = sandwiched(left, m.to(torch.bfloat16, memory_format=torch.contiguous_format), right)
+        out.copy_(sandwiched(left, half_polar(half, self.floor).contiguous(), right))

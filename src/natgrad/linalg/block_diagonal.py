@@ -77,6 +77,14 @@ class BlockDiagonal:
         """Numbers that are kept."""
         return sum(section.numel() for section in self.sections)
 
+    def to(self, dtype: torch.dtype) -> "BlockDiagonal":
+        """In another dtype.
+
+        Arguments:
+            dtype: of floating point.
+        """
+        return BlockDiagonal([section.to(dtype) for section in self.sections])
+
     def square(self) -> "BlockDiagonal":
         """Entry by entry."""
         return BlockDiagonal([section.square() for section in self.sections])

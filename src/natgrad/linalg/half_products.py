@@ -34,6 +34,28 @@ def taken(dtype: torch.dtype, device: torch.device, wanted: bool | None) -> bool
     return wanted is True and device.type == "cpu" and dtype == torch.bfloat16
 
 
+def faster(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of float32 matrices gain by being made of bfloat16 numbers, with a result of
+    bfloat16: on GPUs with tensor or matrix cores for it, and on CPUs with instructions for it.
+
+    Arguments:
+        dtype: of the matrices. Those of float64 are wanted as they are.
+        device: where they lie.
+    """
+    if dtype != torch.float32:
+        return False
+    if device.type == "cuda":
+        return torch.version.hip is not None or _has_tensor_cores(torch.bfloat16, device)
+    return device.type == "cpu" and _cpu_multiplies_bfloat16()
+
+
+@lru_cache(maxsize=1)
+def _cpu_multiplies_bfloat16() -> bool:
+    # Older releases of torch do not say.
+    known = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
 @lru_cache(maxsize=64)
 def _has_tensor_cores(dtype: torch.dtype, device: torch.device) -> bool:
     if torch.version.hip is not None:  # which has no float32 sums of them

@@ -15,13 +15,21 @@ value by its square, so in float32 rounding shows at 1e-3. That does no harm whi
 where polynomials hardly depend on them; before they matter, ``G`` is computed anew. (Of one ``G``
 for all six polynomials values of 1e-3 end 0.3% from 1, instead of 0.12%.)
 
-How near it comes depends on the smallest singular value, relative to the Frobenius norm that the
-matrix is divided by first: what is too small ends between 0 and 1, in the right direction. Zero
-stays zero: the polar factor of a matrix of rank r has r singular values of 1.
+How far small singular values are to grow is asked for: those below ``floor`` times their root mean
+square are multiplied by what brings that one to 1, and so end between 0 and 1, in the right
+direction. The chain above grows by 1,941, relative to the Frobenius norm. Where less is wanted it
+begins at a later polynomial, whose interval ends near 2 instead of 1; where more, Newton-Schulz
+goes on. Zero stays zero: the polar factor of a matrix of rank r has r singular values of 1.
+
+In 16 bits (`half_polar`) the first Gram matrix and its square, which the first polynomial needs
+anyhow, give the eighth Schatten norm, ``(sum of s^8)^(1/8)``. It is far nearer to the largest
+singular value than the Frobenius norm is (1.8 instead of 10 times, of 100 equal ones), and that is
+a polynomial or two less.
 """
 
 from collections.abc import Sequence
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,46 +47,110 @@ COEFFICIENTS = (
     (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
 )
-# Products in float32 round singular values up by 1e-6 or so; a first polynomial that ends above 1
-# by a little would leave the interval of the second.
-_SAFE = 1.01
+# Where the intervals of the first five of them end: what the polynomials before make of [0, 1].
+_ENDS = (1.0, 1.99171, 1.96597, 1.86572, 1.56042)
+# Products in float32 round singular values up by 1e-6 or so, in bfloat16 by some thousandths. What
+# leaves the interval of a polynomial at its upper end grows without bound in the next ones.
+_SAFE, _SAFE_IN_HALF = 1.01, 1.02
 WIDE = 1.5  # columns per row from which on the Gram matrix is less work
 TOGETHER = 3  # polynomials of one Gram matrix: after the first three the smallest value is 0.13
+FLOOR = 0.025
+# Rounding to bfloat16 adds singular values of so much of their root mean square: what is smaller is
+# not known.
+_KNOWN_IN_HALF = 2.0**-8
 
 
-def polar(x: Tensor, steps: int = 6) -> Tensor:
+class Chain(NamedTuple):
+    """What a matrix of norm 1 is multiplied by, and the polynomials that follow."""
+
+    scale: float
+    polynomials: tuple[Polynomial, ...]
+
+
+def polynomials(growth: float, safe: float = _SAFE) -> Chain:
+    """The shortest chain that multiplies the smallest singular values by so much.
+
+    Arguments:
+        growth: of a singular value near 0, where no singular value is above 1.
+        safe: by how much singular values may be above 1 all the same.
+    """
+    for first in reversed(range(len(_ENDS))):
+        chain = COEFFICIENTS[first:-1]
+        each = prod(a for a, _, _ in chain)
+        if each * _ENDS[first] >= growth * safe:
+            return Chain(growth / each, chain)
+    last = COEFFICIENTS[-1]
+    while growth * safe > each:
+        chain, each = (*chain, last), each * last[0]
+    return Chain(growth / each, chain)
+
+
+def growth(floor: float, shape: Sequence[int]) -> float:
+    """What the smallest singular values are multiplied by, relative to the Frobenius norm.
+
+    Arguments:
+        floor: share of the root mean square of all singular values.
+        shape: ``(…, rows, cols)``.
+    """
+    return float(min(shape[-2:]) ** 0.5 / floor)
+
+
+def polar(x: Tensor, floor: float = FLOOR) -> Tensor:
     """The polar factor of each matrix.
 
     Arguments:
         x: ``[b, rows, cols]``.
-        steps: polynomials, at least 1. Five bring singular values above 1/1,000 of the Frobenius
-            norm to 1 within 13%, six within 0.13%; one of 1/10,000 ends at 0.1 and 0.2.
+        floor: smaller singular values, as a share of their root mean square, end below 1.
     """
     rows, cols = x.shape[-2:]
     if rows > cols:
-        turned: Tensor = polar(x.mT, steps).mT
+        turned: Tensor = polar(x.mT, floor).mT
         return turned
-    norm = x.flatten(1).norm(dim=1).view(-1, 1, 1)
+    norm = x.flatten(1).norm(dim=1).view(-1, 1, 1).clamp(min=torch.finfo(x.dtype).tiny)
     if rows == 1:  # the direction, exactly
-        return x.div(norm.clamp(min=torch.finfo(x.dtype).tiny))
-    x = x / (norm * _SAFE).clamp(min=torch.finfo(x.dtype).tiny)
-    chain = _chain(steps)
+        return x.div(norm)
+    scale, chain = polynomials(growth(floor, x.shape))
+    x = x / norm * scale
     return _of_gram(x, chain) if cols >= WIDE * rows else _of_matrix(x, chain)
 
 
-def growth(steps: int) -> float:
-    """What the smallest singular values are multiplied by, relative to the Frobenius norm: 1,904
-    for six polynomials.
+def half_polar(x: Tensor, floor: float = FLOOR) -> Tensor:
+    """The same by products of bfloat16 numbers: singular values are within some hundredths.
+
+    On CPUs each matrix begins at the polynomial that its own spectrum allows, by itself, so that it
+    does not matter which ones are stacked. Elsewhere the host would have to wait for that number,
+    and all begin where the Frobenius norm allows it.
 
     Arguments:
-        steps: polynomials.
+        x: ``[b, rows, cols]`` of any dtype.
+        floor: as for `polar`; less than 1/256 is taken as that, which is rounding.
     """
-    return prod(a for a, _, _ in _chain(steps))
+    if x.shape[-2] > x.shape[-1]:
+        turned: Tensor = half_polar(x.mT, floor).mT
+        return turned
+    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32)
+    norm.clamp_(min=torch.finfo(torch.float32).tiny)
+    # Contiguous: products that are written column by column are a hundred times slower on CPUs.
+    near = (x / norm).to(torch.bfloat16, memory_format=torch.contiguous_format)
+    most = growth(max(floor, _KNOWN_IN_HALF), x.shape)
+    if x.is_cpu:
+        return torch.cat([_of_its_spectrum(one, most) for one in near.split(1)])
+    scale, chain = polynomials(most, _SAFE_IN_HALF)
+    return _of_matrix(near.mul_(scale), chain)
 
 
-def _chain(steps: int) -> list[Polynomial]:
-    last = len(COEFFICIENTS) - 1
-    return [COEFFICIENTS[min(step, last)] for step in range(steps)]
+def _of_its_spectrum(x: Tensor, most: float) -> Tensor:
+    """``x [1, n, m]`` of Frobenius norm 1."""
+    gram = x @ x.mT
+    square = gram @ gram
+    size = float(square.float().norm()) ** 0.25  # (sum of s^8)^(1/8), at most 1
+    if not 0 < size < float("inf"):
+        return x * size
+    scale, chain = polynomials(most * size, _SAFE_IN_HALF)
+    a, b, c = chain[0]
+    by = scale / size
+    inner = square.mul_(c * by**4).add_(gram, alpha=b * by**2)
+    return _of_matrix(torch.baddbmm(x, inner, x, beta=a * by, alpha=by), chain[1:])
 
 
 def _of_matrix(x: Tensor, chain: Sequence[Polynomial]) -> Tensor:
@@ -115,17 +187,18 @@ def _of_gram(x: Tensor, chain: Sequence[Polynomial]) -> Tensor:
     return x
 
 
-def operations(rows: int, cols: int, steps: int) -> float:
+def operations(rows: int, cols: int, floor: float) -> float:
     """Of one matrix.
 
     Arguments:
         rows: of the matrix.
         cols: of the matrix.
-        steps: polynomials.
+        floor: as for `polar`.
     """
     short, long = sorted((rows, cols))
     if short == 1:
         return 4.0 * long
+    steps = len(polynomials(growth(floor, (rows, cols))).polynomials)
     if long < WIDE * short:
         return steps * (4.0 * short**2 * long + 2.0 * short**3)
     grams = -(-steps // TOGETHER)

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from natgrad.linalg import fourier_correlation, half_products
 from natgrad.linalg.correlation import ConvGeometry, Correlations
 from natgrad.linalg.forms import Triangle
-from natgrad.linalg.half_products import _ROWS, accumulate, taken
+from natgrad.linalg.half_products import _ROWS, accumulate, faster, taken
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -126,6 +126,35 @@ def test_not_on_rocm(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert not taken(FP16, GPU, None)
     half_products._has_tensor_cores.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "known", "expected"),
+    [
+        (torch.float32, CPU, {"avx512_bf16": True}, True),
+        (torch.float32, CPU, {"amx_bf16": True, "avx512_bf16": False}, True),
+        (torch.float32, CPU, {"avx512_f": True}, False),
+        (torch.float64, CPU, {"avx512_bf16": True}, False),
+        (torch.float32, GPU, (8, 0), True),
+        (torch.float32, GPU, (7, 5), False),
+        (torch.float64, GPU, (9, 0), False),
+        (torch.float32, torch.device("mps"), {"avx512_bf16": True}, False),
+    ],
+)
+def test_where_float32_gains_by_products_of_bfloat16(monkeypatch, dtype, device, known, expected):
+    half_products._has_tensor_cores.cache_clear()
+    half_products._cpu_multiplies_bfloat16.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: known)
+    assert faster(dtype, device) is expected
+    monkeypatch.setattr(torch.version, "hip", "6.4")  # whose older GPUs have matrix cores for it
+    assert faster(torch.float32, GPU)
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # torch 2.8
+    half_products._cpu_multiplies_bfloat16.cache_clear()
+    assert not faster(torch.float32, CPU)
+    half_products._has_tensor_cores.cache_clear()
+    half_products._cpu_multiplies_bfloat16.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16])
