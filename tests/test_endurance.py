@@ -46,6 +46,8 @@ def test_thousands_of_steps(settings, steps):
     optimizer = SGD(model.parameters(), lr=0.01)
     curvature = MonteCarloFisher() if not settings else None
     kfac = KFAC(model, optimizer, update_every=2, refresh_every=5, curvature=curvature, **settings)
+    # What other tests have left must not go away between the two counts.
+    there = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
     found = {}
     for step in range(steps + 1):
         if step in (EARLY, steps):  # both are steps that update and refresh
@@ -62,4 +64,5 @@ def test_thousands_of_steps(settings, steps):
         kfac.step()
         optimizer.step()
     assert found[steps] == found[EARLY]
+    del there
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())

@@ -12,8 +12,11 @@ the inputs' factor alone gives Newton-Muon (arXiv 2604.01472).
 
 The roots are kept as matrices and change at a refresh, so that a step is two products, the polar
 factor, and two products. Where 16-bit products are faster (tensor cores; CPUs with instructions for
-bfloat16) the roots are kept in bfloat16 and all of these are made so, of layers that are large
-enough to gain. On CPUs other layers take whitening and polar factor as one thing, which is one
+bfloat16) the polar factor and the way back are made of them, of layers that are large enough to
+gain. The way there is not: what cancels in it is large, so that rounding would be two or three
+hundredths of the whitened gradient, in directions of its smallest singular values, which the polar
+factor then makes as long as the others (cosines of 0.55 to 0.98 with the exact step, instead of
+0.98 to 0.999). On CPUs other layers take whitening and polar factor as one thing, which is one
 product with the longer side instead of two (`natgrad.linalg.whitened_polar`).
 """
 
@@ -102,11 +105,10 @@ class Spectral(Geometry):
         if self.power == 0:
             out.copy_(half_polar(m, self.floor))
             return
-        sides = block.sides(self.power, damping, dtype=torch.bfloat16)
+        sides = block.sides(self.power, damping)
+        white = half_polar(block.whiten(m, self.power, damping, out), self.floor).contiguous()
         if sides is None:
-            white = half_polar(block.whiten(m, self.power, damping, out), self.floor)
             block.whiten(white.to(m.dtype), self.power, damping, out)
             return
-        left, right = sides
-        half = sandwiched(left, m.to(torch.bfloat16, memory_format=torch.contiguous_format), right)
-        out.copy_(sandwiched(left, half_polar(half, self.floor).contiguous(), right))
+        left, right = (None if side is None else side.to(torch.bfloat16) for side in sides)
+        out.copy_(sandwiched(left, white, right))

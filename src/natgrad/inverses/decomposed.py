@@ -18,7 +18,6 @@ drops what was computed from them.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from natgrad.damping import Damping
@@ -85,13 +84,7 @@ class Decomposed(ABC):
         """
         return self.apply(DampedPower(-power / 2, damping), m, out)
 
-    def sides(
-        self,
-        power: float,
-        damping: Damping,
-        squared: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Sides | None:
+    def sides(self, power: float, damping: Damping, squared: int | None = None) -> Sides | None:
         """The matrices that ``whiten`` multiplies with from the left and from the right, of a
         product of two factors; ``None`` of other blocks. They are kept until the factors change.
 
@@ -99,7 +92,6 @@ class Decomposed(ABC):
             power: as for ``whiten``.
             damping: as for ``whiten``.
             squared: 1 or 2 for the left or the right one squared; ``None`` for both as they are.
-            dtype: that they are kept in; ``None`` for that of the factors.
         """
         return None
 
@@ -205,7 +197,7 @@ class FactorProduct(Decomposed):
     def __init__(self, g: DecomposedFactor | None, a: DecomposedFactor | None) -> None:
         self.g, self.a = g, a
         self._explicit = all(f is None or f.explicit() is not None for f in (g, a))
-        self._whitens: tuple[float, int | None, torch.dtype | None] | None = None
+        self._whitens: tuple[float, int | None] | None = None
         self._roots: Sides = (None, None)
 
     def apply(self, function: Function, m: Tensor, out: Tensor | None = None) -> Tensor:
@@ -235,22 +227,15 @@ class FactorProduct(Decomposed):
         left, right = self.sides(power, damping)
         return sandwiched(left, m, right, out)
 
-    def sides(
-        self,
-        power: float,
-        damping: Damping,
-        squared: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Sides:
-        if self._whitens != (power, squared, dtype):
-            self._roots = (None, None)  # before there are new ones
+    def sides(self, power: float, damping: Damping, squared: int | None = None) -> Sides:
+        if self._whitens != (power, squared):
             left, right = (
                 None
                 if factor is None
-                else in_dtype(factor.matrix(-power if squared == place else -power / 2), dtype)
+                else factor.matrix(-power if squared == place else -power / 2)
                 for place, factor in ((1, self.g), (2, self.a))
             )
-            self._whitens, self._roots = (power, squared, dtype), (left, right)
+            self._whitens, self._roots = (power, squared), (left, right)
         return self._roots
 
     def along_inputs(self, m: Tensor) -> Tensor | None:
@@ -298,13 +283,3 @@ def numbers_of(matrix: Matrix | None) -> Iterator[Tensor]:
         yield from matrix.sections
     elif matrix is not None:
         yield matrix
-
-
-def in_dtype(matrix: Matrix, dtype: torch.dtype | None) -> Matrix:
-    """The same matrix in another dtype.
-
-    Arguments:
-        matrix: dense, a diagonal or in blocks.
-        dtype: of floating point; ``None`` leaves it as it is.
-    """
-    return matrix if dtype is None else matrix.to(dtype)

@@ -20,7 +20,7 @@ from torch import Tensor
 from natgrad.damping import Damping, Relative
 from natgrad.inverses.base import Inverse, Parts
 from natgrad.inverses.basis import Bases, Basis
-from natgrad.inverses.decomposed import Decomposed, Sides, in_dtype, numbers_of
+from natgrad.inverses.decomposed import Decomposed, Sides, numbers_of
 from natgrad.inverses.factor import DecomposedFactor
 from natgrad.inverses.functions import DampedPower, Function, damped, relative
 from natgrad.linalg.block_diagonal import BlockDiagonal, Matrix
@@ -271,28 +271,19 @@ class SpectralProduct(Decomposed):
             return super().whiten(m, power, damping, out)
         return sandwiched(sides[0], m, sides[1], out)
 
-    def sides(
-        self,
-        power: float,
-        damping: Damping,
-        squared: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Sides | None:
+    def sides(self, power: float, damping: Damping, squared: int | None = None) -> Sides | None:
         if self.given is not None or self.g is None or self.a is None:
             return None
-        if self._whitens != (power, damping, squared, dtype):
+        if self._whitens != (power, damping, squared):
             added = _split(self.g.values, self.a.values, damping)
             self._roots = (None, None)  # before there are new ones
             left, right = (
-                in_dtype(
-                    Basis(basis.rows, basis.values + own).root(
-                        DampedPower(-power if squared == place else -power / 2)
-                    ),
-                    dtype,
+                Basis(basis.rows, basis.values + own).root(
+                    DampedPower(-power if squared == place else -power / 2)
                 )
                 for place, basis, own in zip((1, 2), (self.g, self.a), added, strict=True)
             )
-            self._whitens, self._roots = (power, damping, squared, dtype), (left, right)
+            self._whitens, self._roots = (power, damping, squared), (left, right)
         return self._roots
 
     def _filtered(self, m: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:

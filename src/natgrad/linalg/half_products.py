@@ -12,7 +12,9 @@ taken some at a time, so that only sums of few are rounded, and only where it is
 never, as it ends at 65504.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +54,7 @@ def faster(dtype: torch.dtype, device: torch.device) -> bool:
 @lru_cache(maxsize=1)
 def _cpu_multiplies_bfloat16() -> bool:
     # Older releases of torch do not say.
-    known = getattr(torch.cpu, "get_capabilities", dict)()
+    known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 

@@ -145,12 +145,13 @@ def _of_its_spectrum(x: Tensor, most: float) -> Tensor:
     square = gram @ gram
     size = float(square.float().norm()) ** 0.25  # (sum of s^8)^(1/8), at most 1
     if not 0 < size < float("inf"):
-        return x * size
+        return x.mul_(size)  # of nothing, or not finite
     scale, chain = polynomials(most * size, _SAFE_IN_HALF)
     a, b, c = chain[0]
     by = scale / size
     inner = square.mul_(c * by**4).add_(gram, alpha=b * by**2)
-    return _of_matrix(torch.baddbmm(x, inner, x, beta=a * by, alpha=by), chain[1:])
+    first: Tensor = torch.baddbmm(x, inner, x, beta=a * by, alpha=by)
+    return _of_matrix(first, chain[1:])
 
 
 def _of_matrix(x: Tensor, chain: Sequence[Polynomial]) -> Tensor:
