@@ -27,7 +27,7 @@ MINUTES ?= 0
 EXAMPLES ?= 1000
 KIND   ?= all
 SEED   ?= 0
-# Of which room make mutation takes mutants, and how many of each.
+# Of which rooms (a,b) make mutation takes mutants, and how many of each.
 ROOM   ?= all
 COUNT  ?= 25
 # Matrices this small gain nothing from a second thread. A demo that was interrupted goes on.

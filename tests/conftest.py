@@ -18,7 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 import natgrad
-from distributed.world import GARBAGE, PRELOAD
+from distributed.world import GARBAGE, PRELOAD, START
 from natgrad.comm import launch
 from parameter_samples import all_pairs, function_of, pairs_of, sampled, skips_itself
 
@@ -118,7 +118,7 @@ def pytest_collection():
 def _ranks_are_forked():
     """Ranks that the library starts come from the server that those of `World` come from: a new
     interpreter takes seconds to import torch. ``unit/comm/test_launch.py`` has new ones."""
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context(START)
     context.set_forkserver_preload(PRELOAD)
     started = SimpleNamespace(**{**vars(multiprocessing), "get_context": lambda _: context})
     with pytest.MonkeyPatch.context() as patch:

@@ -43,6 +43,8 @@ PRELOAD = [
     "natgrad.operators",  # nothing is loaded by natgrad itself
     "natgrad.optimizer",
 ]
+# How ranks are started. Where natgrad is changed in memory alone (tests/mutation), they are forked.
+START = os.environ.get("NATGRAD_TEST_RANKS", "forkserver")
 # New objects until garbage is looked for: Python's 700 are soon there where networks are built.
 GARBAGE = (20_000, 20, 20)
 GRACE = 0.5  # seconds for the other ranks to say what they know, once one has failed
@@ -69,7 +71,7 @@ class World:
     def __init__(self, filters: Sequence[str] = ("error",)) -> None:
         self.filters = list(filters)
         self.processes: list[Any] = []
-        self._context = multiprocessing.get_context("forkserver")
+        self._context = multiprocessing.get_context(START)
         self._context.set_forkserver_preload(PRELOAD)
 
     def run(
@@ -116,21 +118,21 @@ class World:
         module = sys.modules[function.__module__]
         job = pickle.dumps((target, args))
         with TemporaryDirectory(prefix="natgrad-world-") as folder:
-            pipes = [self._context.Pipe() for _ in range(ranks)]
-            self.processes = [
-                self._context.Process(
-                    target=_rank,
-                    args=(pipes[rank][1], rank, ranks, folder, timeout, self.filters),
-                    name=f"rank {rank} of {ranks}",
-                )
-                for rank in range(ranks)
-            ]
+            self.processes, ours = [], []
             try:
-                for process, (ours, theirs) in zip(self.processes, pipes, strict=True):
+                for rank in range(ranks):
+                    # One by one: a forked rank must not hold their end of another's pipe.
+                    mine, theirs = self._context.Pipe()
+                    ours.append(mine)
+                    process = self._context.Process(
+                        target=_rank,
+                        args=(theirs, rank, ranks, folder, timeout, self.filters),
+                        name=f"rank {rank} of {ranks}",
+                    )
+                    self.processes.append(process)
                     process.start()
                     theirs.close()  # so that reading ours ends when the process does
-                    ours.send((module.__name__, module.__file__, job))
-                ours = [ours for ours, _ in pipes]
+                    mine.send((module.__name__, module.__file__, job))
                 call = _Call(function.__name__, self.processes, ours, set(lost))
                 call.collect(time.monotonic() + timeout)
                 late = call.unanswered - set(lost)
@@ -142,8 +144,8 @@ class World:
                 return call.results()
             finally:
                 self.close()
-                for ours, _ in pipes:
-                    ours.close()
+                for mine in ours:
+                    mine.close()
 
     def close(self) -> None:
         """End what is still running."""

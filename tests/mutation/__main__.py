@@ -3,219 +3,350 @@
     make mutation COUNT=25            so many mutants of each room, the same ones for the same SEED
     make mutation ROOM=linalg SEED=3
 
-Results are kept in ``mutation.jsonl``: an interrupted run goes on where it was, and ``--again``
-tries those that have survived once more. A mutant is tried on the tests of its room (`ROOMS`) that
-reach its function (`mutation.reached`), up to the first one that fails: those that have failed most
-often come first. Which tests reach what is found with each ``--sample``-th of their parameters;
-mutants are tried on all parameters, for ``--seconds``. One that no test reaches survives.
+The tests of all rooms that are asked for are collected once (`mutation.session`). For each mutant a
+process is forked, in which the code of one function is exchanged (`mutation.swapping`), and which
+runs the tests of the room (`mutation.rooms`) that reach this function (`mutation.reached`), up to
+the first one that fails, those in one process before those on several ranks. What has its effect
+when it is imported is tried in a process that imports and collects anew: `--anew` does that for
+every mutant, which shows the same, slowly.
+
+Which tests reach what is found with each ``--sample``-th of their parameters; mutants are tried on
+all parameters, for ``--seconds`` of processors. Results are kept in ``mutation.jsonl``: an
+interrupted run goes on where it was, and ``--again`` tries those that have survived once more. Of
+the mutants that survive some change nothing (`mutation.equivalents`): they are not tried. To look
+at a few by name, pass ``--only linalg/polar.py:31``.
 """
 
 import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from mutation.anew import Anew, ChangedTree
+from mutation.equivalents import equivalent
 from mutation.mutants import Mutant, mutants_of, mutated
-from mutation.reached import Chosen, Reached, Recorder, function_of, order
+from mutation.processes import Ended, Teller, cpu_seconds, watched
+from mutation.reached import Calls, Known, Map, function_of, order, stamp_of
+from mutation.rooms import ROOMS, SOURCES, TESTS, belongs, sources_of
+from mutation.session import Collected, collect
+from mutation.swapping import Library, differences, place_of
 
-TESTS = Path(__file__).parents[1]
-SOURCES = TESTS.parent / "src" / "natgrad"
-ROOMS = {
-    "linalg": ["unit/linalg"],
-    "layers": ["contracts/test_layers.py", "contracts/test_recurrent.py", "unit/layers"],
-    "structures": [
-        "unit/structures",
-        "contracts/test_structures.py",
-        "contracts/test_geometry.py",
-    ],
-    "inverses": ["unit/inverses", "contracts/test_inverses.py"],
-    "capture": ["unit/capture", "test_compat.py", "test_robustness.py"],
-    "kfac": [
-        "unit/kfac",
-        "unit/test_errors.py",
-        "test_invariance.py",
-        "test_state.py",
-        "test_robustness.py",
-    ],
-    "placement": ["unit/placement"],
-    "comm": ["unit/comm"],
-}
-# Rooms whose tests start ranks: what is called in those is not recorded, so that all such tests are
-# tried on every mutant.
-RANKS = ("comm",)
-HANGS = 90  # seconds that a single test may last; a mutant that takes longer is noticed by that
+USUAL = 1.0  # seconds of a test that is not known
 
 
-def changed_tree(mutant: Mutant, folder: Path) -> None:
-    """A copy of the library with that change, compiled files included."""
-    shutil.copytree(SOURCES, folder / "natgrad")
-    (folder / "natgrad" / mutant.file).write_text(mutated(SOURCES, mutant))
+@dataclass
+class Tried:
+    """What has become of a mutant: as `Ended` says, or ``equivalent``, or ``unreached``."""
+
+    mutant: str
+    how: str
+    test: str = ""
+    seconds: float = 0.0
+    ways: list[str] = field(default_factory=list)
+
+    @property
+    def noticed(self) -> bool:
+        return Ended(self.how).noticed
 
 
-def forked(work: Callable[[], int], seconds: float) -> int:
-    """The exit code of some work in a process of its own, which has torch already and imports
-    natgrad anew. What takes longer is killed with the ranks that it has started."""
-    pid = os.fork()
-    if pid:
-        end, ended = time.monotonic() + seconds, (0, 0)
+class Trials:
+    """All that is tried of mutants, in the process that has collected the tests."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path, anew: Anew) -> None:
+        self.given, self.folder, self.anew = given, folder, anew
+        self.session = Collected(self.run)
+        self.calls = Calls(SOURCES, folder)
+        self.results: dict[str, Tried] = {}
+        self.kills: dict[tuple[str, str], int] = {}
+        if given.results.exists():
+            for line in map(json.loads, given.results.read_text().splitlines()):
+                self._know(Tried(**line))
+        self.early: set[str] = set()
+
+    def _know(self, tried: Tried) -> None:
+        self.results[tried.mutant] = tried
+        if tried.noticed:
+            key = tried.mutant.partition(" ")[0], function_of(tried.test)
+            self.kills[key] = self.kills.get(key, 0) + 1
+
+    def collect(self, rooms: Sequence[str]) -> int:
+        """And try them."""
+        paths = list(dict.fromkeys(str(TESTS / one) for room in rooms for one in ROOMS[room]))
+        with self.calls.recorded():
+            _import_all(rooms)
+            return collect(paths, self.folder / "scratch", [self.session, self])
+
+    def pytest_collection_finish(self) -> None:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+        self.early = self.calls.names()
+
+    def run(self, items: list[Any]) -> None:
+        self.items = {item.nodeid: item for item in items}
+        self.library = Library(SOURCES)
+        self.tree = ChangedTree(self.folder / "changed")
+        stamps: dict[str, str] = {}
+
+        def stamp(test: str) -> str:
+            file = test.partition("::")[0]
+            if file not in stamps:
+                stamps[file] = stamp_of(TESTS.parent / file)
+            return stamps[file]
+
+        self.map = Map(
+            self.given.results.with_name(f"mutation.map-{self.given.sample}.jsonl"), stamp
+        )
+        self._survey(stamp)
+        for room, mutants in chosen(self.given).items():
+            self._room(room, mutants)
+
+    def _survey(self, stamp: Callable[[str], str]) -> None:
+        from parameter_samples import sampled
+
+        names = list(self.items)
+        kept = [names[i] for i in sampled(map(function_of, names), self.given.sample)]
+        missing = [name for name in kept if name not in self.map.known]
+        print(f"{len(names)} tests are collected; {len(missing)} are run for the map", flush=True)
+        if not missing:
+            return
+
+        def work(teller: Teller) -> None:
+            from distributed import world
+            from natgrad.comm import launch
+
+            for module, name in ((world, "_called"), (launch, "_call_function")):
+                setattr(module, name, self.calls.of_rank(getattr(module, name)))
+            items = [self.items[name] for name in missing]
+            for item, after in zip(items, [*items[1:], None], strict=True):
+                teller.begins(item.nodeid, 600.0)
+                before = cpu_seconds()
+                with self.calls.recorded():
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                if self.session.failed:
+                    return teller.ends("failed", self.session.failed)
+                seconds = round((cpu_seconds() - before) / 2, 3)  # what is recorded takes twice
+                ranks = item.get_closest_marker("distributed") is not None
+                reached = frozenset(self.calls.names())
+                one = Known(item.nodeid, stamp(item.nodeid), seconds, ranks, reached)
+                self.map.add(one)
+            return teller.ends("passed")
+
+        ended = watched(work, self.folder / "scratch", seen=self.given.verbose)
+        if ended.how != "passed":
+            import pytest
+
+            pytest.exit(f"Without a change {ended.test or 'a process'} {ended.how}.", 1)
+        self.map = Map(self.map.path, stamp)
+
+    def _room(self, room: str, mutants: list[Mutant]) -> None:
+        same = equivalent(SOURCES, sources_of(room))
+        for mutant in mutants:
+            name = named(mutant)
+            old = self.results.get(name)
+            if mutant in same:
+                self._know(Tried(name, "equivalent"))
+                continue
+            if (
+                old is not None
+                and old.how != "equivalent"
+                and (old.noticed or not self.given.again)
+            ):
+                continue
+            start = cpu_seconds()
+            tried = self._try(room, mutant)
+            tried.seconds = round(cpu_seconds() - start, 1)
+            self._know(tried)
+            with self.given.results.open("a") as file:
+                file.write(json.dumps(vars(tried)) + "\n")
+            by = f" by {tried.test.removeprefix('tests/')}" if tried.noticed else ""
+            how = tried.how if tried.noticed else tried.how.upper()
+            print(f"{how}{by}: {name} ({tried.seconds:.0f} s, {tried.ways})", flush=True)
+
+    def _try(self, room: str, mutant: Mutant) -> Tried:
+        tried = Tried(named(mutant), "unreached")
+        if not differences(SOURCES, mutant):  # Python makes the same of both
+            tried.how = "equivalent"
+            return tried
+        place = place_of(SOURCES, mutant)
+        known = [
+            one
+            for name, one in self.map.known.items()
+            if name in self.items and belongs(name, room)
+        ]
+        able = order(known, mutant.file, place, self.kills)
+        left = self.given.seconds
+        for ranks in (False, True):
+            own = [one for one in able if one.ranks == ranks]
+            tests = self._with_all_parameters(own)
+            if not tests:
+                continue
+            before = cpu_seconds()
+            ended = self._ended(mutant, place, tests, left, tried.ways)
+            left = max(left - (cpu_seconds() - before), self.given.seconds / 10)
+            tried.how = ended.how if ended.how != "passed" or tried.how != "stopped" else "stopped"
+            tried.test = ended.test
+            if ended.noticed:
+                break
+        return tried
+
+    def _with_all_parameters(self, known: Sequence[Known]) -> list[str]:
+        """Those in the map in their order, then the others of the same test functions."""
+        first = [one.test for one in known]
+        place = {one.function: index for index, one in reversed([*enumerate(known)])}
+        taken = set(first)
+        rest = [
+            (place[function_of(name)], index, name)
+            for index, name in enumerate(self.items)
+            if name not in taken and function_of(name) in place
+        ]
+        return first + [name for *_, name in sorted(rest)]
+
+    def _ended(
+        self, mutant: Mutant, place: str | None, tests: list[str], seconds: float, ways: list[str]
+    ) -> Ended:
+        early = place is None or place in self.early
+        if not self.given.anew:
+            ended = self._swapped(mutant, tests, seconds)
+            if ended is not None and (ended.noticed or not early):
+                ways.append("swapped")
+                return ended
+        ways.append("anew")
+        return self.anew.ask(mutant, tests, seconds, max(map(self._usual, tests)))
+
+    def _swapped(self, mutant: Mutant, tests: list[str], seconds: float) -> Ended | None:
+        right = (SOURCES / mutant.file).read_text()
+        self.tree.put(mutant.file, mutated(SOURCES, mutant))
+
+        def work(teller: Teller) -> None:
+            if not self.library.swap(mutant):
+                return teller.ends("impossible")
+            self.tree.come_first()
+            return self.session.run(
+                [self.items[one] for one in tests], teller, seconds, self._usual
+            )
+
+        ended = watched(work, self.folder / "scratch", seen=self.given.verbose)
+        self.tree.put(mutant.file, right)
+        return None if ended.how == "impossible" else ended
+
+    def _usual(self, test: str) -> float:
+        """The seconds that a test takes, or else the longest of the same function."""
+        own = self.map.known.get(test)
+        if own is not None:
+            return own.seconds
+        alike = [o.seconds for o in self.map.known.values() if o.function == function_of(test)]
+        return max(alike, default=USUAL)
+
+
+def _import_all(rooms: Sequence[str]) -> None:
+    """Modules that are imported on first use would come from the right files later."""
+    import importlib
+
+    import natgrad
+
+    if Path(natgrad.__file__).parent != SOURCES:
+        sys.exit(
+            f"natgrad is imported from {Path(natgrad.__file__).parent} but mutants are made of "
+            f"{SOURCES}: put {SOURCES.parent} into PYTHONPATH."
+        )
+    for file in (file for room in rooms for file in sources_of(room)):
+        parts = Path(file).with_suffix("").parts
+        name = ".".join(("natgrad", *(part for part in parts if part != "__init__")))
         try:
-            while not ended[0] and time.monotonic() < end:
-                time.sleep(0.05)
-                ended = os.waitpid(pid, os.WNOHANG)
-        finally:
-            if not ended[0]:
-                os.killpg(pid, signal.SIGKILL)
-                ended = os.waitpid(pid, 0)
-        return ended[1]
-    os.setsid()
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    code = 1
-    try:
-        os.chdir(TESTS.parent)
-        code = work()
-    except BaseException:
-        code = 1
-    finally:
-        os._exit(code)
+            importlib.import_module(name)
+        except ImportError as error:  # of a library that is not there: its mutants are made anew
+            print(f"{name} cannot be imported ({error})", flush=True)
 
 
-def run_tests(room: str, paths: list[str], plugin: object, sample: int) -> int:
-    import pytest
-
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--sample={sample}"]
-    marks = "not slow and not peers" + " and not distributed" * (room not in RANKS)
-    options += ["-m", marks, f"--rootdir={TESTS.parent}"]
-    code = int(pytest.main([*options, *paths], plugins=[plugin]))
-    return 0 if code == 5 else code  # none of them can be run here
+def named(mutant: Mutant) -> str:
+    return f"{mutant.file} {mutant.line} {mutant.index}: {mutant.what}"
 
 
-def survey(room: str, sample: int, path: Path) -> Reached:
-    """Run the tests of a room as it is: all of them once, later those in files that have changed
-    since."""
-    known: Reached = {}
-    failed = path.with_suffix(".failed")
-    files = [file for name in ROOMS[room] for file in test_files(TESTS / name)]
-    made = path.stat().st_mtime if path.exists() else 0.0
-    if all(file.stat().st_mtime < made for file in (SOURCES / room).rglob("*.py")):
-        known = json.loads(path.read_text())
-        files = [file for file in files if file.stat().st_mtime > made]
-        again = {str(file.relative_to(TESTS.parent)) for file in files}
-        known = {name: own for name, own in known.items() if name.split("::")[0] not in again}
-
-    def work() -> int:
-        recorder = Recorder(SOURCES / room, SOURCES)
-        code = run_tests(room, list(map(str, files)), recorder, sample)
-        if not code:
-            path.write_text(json.dumps(known | recorder.found))
-        failed.write_text(recorder.failed)
-        return code
-
-    if files and forked(work, float("inf")):
-        first = failed.read_text() if failed.exists() else ""
-        sys.exit(f"Tests of {room} fail without any change, {first or 'as they are collected'}.")
-    found: Reached = json.loads(path.read_text())
+def chosen(given: argparse.Namespace) -> dict[str, list[Mutant]]:
+    """The mutants of each room."""
+    rooms = list(ROOMS) if given.room == "all" else given.room.split(",")
+    found = {}
+    for room in rooms:
+        every = [one for file in sources_of(room) for one in mutants_of(SOURCES, file)]
+        if given.only:
+            every = [one for one in every if f"{one.file}:{one.line}" in given.only]
+            found[room] = every
+        else:
+            count = min(given.count, len(every))
+            found[room] = random.Random(f"{room} {given.seed}").sample(every, count)
     return found
 
 
-def test_files(path: Path) -> list[Path]:
-    return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+def table(results: dict[str, Tried], mutants: dict[str, list[Mutant]]) -> str:
+    """The score is that of the mutants that change something."""
+    rows = [
+        "| room | mutants | noticed | equivalent | survived | score |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    alive: list[str] = []
+    sums = [0, 0, 0, 0]
+    for room, own in mutants.items():
+        tried = [results[named(one)] for one in own if named(one) in results]
+        if not tried:
+            continue
+        dead = sum(one.noticed for one in tried)
+        same = sum(one.how == "equivalent" for one in tried)
+        counts = [len(tried), dead, same, len(tried) - dead - same]
+        sums = [a + b for a, b in zip(sums, counts, strict=True)]
+        rows.append(row(f"`{room}`", counts))
+        alive += [f"{o.mutant} ({o.how})" for o in tried if not o.noticed and o.how != "equivalent"]
+    return "\n".join([*rows, row("all", sums), "", *alive])
 
 
-def survives(room: str, mutant: Mutant, names: list[str], seconds: float) -> tuple[bool, str]:
-    """And which test has noticed it. One with which a test hangs is noticed by that."""
-    if not names:
-        return True, ""
-    with tempfile.TemporaryDirectory(prefix="natgrad-mutant-") as folder:
-        note = Path(folder) / "failed"
-
-        def work() -> int:
-            changed_tree(mutant, Path(folder))
-            sys.path.insert(0, folder)
-            # For the ranks that tests start.
-            os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-            chosen = Chosen(names, seconds)
-            files = list(dict.fromkeys(name.split("::")[0] for name in names))
-            code = run_tests(room, files, chosen, sample=1)
-            note.write_text(chosen.failed)
-            return 0 if chosen.stopped and not chosen.failed else code
-
-        code = forked(work, seconds + HANGS)
-        return code == 0, note.read_text() if note.exists() else ""
+def row(name: str, counts: list[int]) -> str:
+    many, dead, same, _ = counts
+    score = f"{dead / (many - same):.0%}" if many > same else ""
+    return f"| {name} | {' | '.join(map(str, counts))} | {score} |"
 
 
-def sampled(room: str, count: int, seed: int) -> list[Mutant]:
-    files = sorted(p.relative_to(SOURCES) for p in (SOURCES / room).rglob("*.py"))
-    every = [one for file in files for one in mutants_of(SOURCES, str(file))]
-    return random.Random(f"{room} {seed}").sample(every, min(count, len(every)))
-
-
-def table(results: dict[str, bool], chosen: dict[str, list[Mutant]]) -> str:
-    rows = ["| room | mutants | killed | score |", "|---|---:|---:|---:|"]
-    for room, mutants in chosen.items():
-        known = [results[repr(one)] for one in mutants if repr(one) in results]
-        if known:
-            dead = known.count(False)
-            rows.append(f"| `{room}` | {len(known)} | {dead} | {dead / len(known):.0%} |")
-    alive = [one for some in chosen.values() for one in some if results.get(repr(one))]
-    rows += ["", *(f"{one.file}:{one.line}: {one.what}" for one in alive)]
-    return "\n".join(rows)
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mutation", description=__doc__)
-    parser.add_argument("--room", choices=["all", *ROOMS], default="all")
+    parser.add_argument("--room", default="all", help=f"all, or some of {','.join(ROOMS)}")
     parser.add_argument("--count", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=8, help="of parameters, each N-th, mapped")
     parser.add_argument("--seconds", type=float, default=120.0, help="of tests, for one mutant")
     parser.add_argument("--again", action="store_true", help="try those that have survived")
+    parser.add_argument("--anew", action="store_true", help="import anew for each mutant")
+    parser.add_argument("--only", nargs="*", default=[], help="mutants of these lines, file:line")
+    parser.add_argument("--verbose", action="store_true", help="what the tests print")
     parser.add_argument("--results", type=Path, default=Path("mutation.jsonl"))
     given = parser.parse_args()
+    rooms = list(ROOMS) if given.room == "all" else given.room.split(",")
+    if unknown := set(rooms) - set(ROOMS):
+        parser.error(f"--room is {given.room} but {unknown} are none of {', '.join(ROOMS)}.")
     import numpy
     import torch
     import torch.distributed.checkpoint
 
     assert numpy, "torch needs it"
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # a process that has threads cannot be forked
+    given.results = given.results.resolve()
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    os.chdir(TESTS.parent)
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.default_int_handler)
-    results: dict[str, bool] = {}
-    kills: dict[str, int] = {}
-    if given.results.exists():
-        for line in map(json.loads, given.results.read_text().splitlines()):
-            results[line["mutant"]] = line["survives"]
-            kills[line.get("by", "")] = kills.get(line.get("by", ""), 0) + 1
-    rooms = list(ROOMS) if given.room == "all" else [given.room]
-    chosen = {room: sampled(room, given.count, given.seed) for room in rooms}
-    for room, mutants in chosen.items():
-        path = given.results.with_suffix(f".{room}-{given.sample}.json")
-        reached = survey(room, given.sample, path)
-        print(f"{room}: {len(reached)} tests pass without a change", flush=True)
-        for mutant in mutants:
-            if repr(mutant) in results and not (given.again and results[repr(mutant)]):
-                continue
-            start = time.monotonic()
-            names = order(reached, function_of(SOURCES, mutant), kills)
-            alive, by = survives(room, mutant, names, given.seconds)
-            results[repr(mutant)] = alive
-            kills[by] = kills.get(by, 0) + 1
-            word = "SURVIVES" if alive else "killed"
-            seconds = f"{len(names)} tests, {time.monotonic() - start:.0f} s"
-            print(f"{word} {mutant.file}:{mutant.line} {mutant.what} ({seconds})", flush=True)
-            with given.results.open("a") as file:
-                line = {"mutant": repr(mutant), "survives": alive, "by": by}
-                file.write(json.dumps(line) + "\n")
-    print(table(results, chosen))
+    with tempfile.TemporaryDirectory(prefix="natgrad-mutants-") as name:
+        folder = Path(name).resolve()
+        trials = Trials(given, folder, Anew(folder))
+        code = trials.collect(rooms)
+    if code == 0:
+        print(table(trials.results, chosen(given)))
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,8 +19,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutation.__main__ import SOURCES, TESTS, forked
 from mutation.mistakes import MISTAKES, Mistake
+from mutation.processes import cpu_seconds, forked
+from mutation.rooms import SOURCES, TESTS
 
 SECONDS = 600.0  # that the tests of one mistake may take, on a machine that does other things
 
@@ -79,11 +80,6 @@ def tried(tests: tuple[str, ...], mistake: Mistake | None) -> Ended:
         if code and not failed:
             failed = "(it could not be run to its end)"
         return Ended(failed, int(passed))
-
-
-def cpu_seconds() -> float:
-    """Of this process and of those that have ended."""
-    return sum(os.times()[:4])
 
 
 def table(mistakes: list[Mistake]) -> str:

@@ -1,8 +1,8 @@
 """Small wrong changes of a source file: where they can be made, and the file with one of them.
 
 mutmut and cosmic-ray were not taken: both start an interpreter for every mutant, of which importing
-torch takes longer than most tests. Here a mutant is a copy of the library that a forked process
-imports, and the ranks that it starts.
+torch and collecting tests takes longer than most tests. Here both are done once, and a mutant is
+put into a forked process (`mutation.swapping`).
 """
 
 import ast
@@ -53,12 +53,17 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 def mutated(root: Path, mutant: Mutant) -> str:
     """The source with that change."""
+    return ast.unparse(mutated_tree(root, mutant))
+
+
+def mutated_tree(root: Path, mutant: Mutant) -> ast.Module:
+    """Its tree, in which all has the line that it had."""
     tree = ast.parse((root / mutant.file).read_text())
     for index, (_, _, change) in enumerate(changes(tree)):
         if index == mutant.index:
             change()
             break
-    return ast.unparse(ast.fix_missing_locations(tree))
+    return ast.fix_missing_locations(tree)
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[ast.expr, str, object]]:

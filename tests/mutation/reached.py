@@ -1,122 +1,154 @@
-"""Which tests reach which function of a room, found once: a mutant is tried on those alone.
+"""Which tests reach which functions, found once: a mutant is tried on those alone.
 
-    {"unit/linalg/test_polar.py::test_x": {"seconds": 0.2, "reached": ["linalg/polar.py:31", ...]}}
+    {"test": "tests/unit/linalg/test_polar.py::test_x", "seconds": 0.2, "stamp": "5f0c…",
+     "ranks": false, "reached": ["linalg/polar.py:exact_polar", …]}
 
-A function is named by its file and first line. Python tells of every call (``sys.settrace``); what
-happens inside of a function is not looked at, so that tests take about twice their time. Code of a
-module itself, such as a constant, belongs to no function and is tried on all tests of the room.
-Calls in other processes are not seen: a test that starts ranks is tried on all mutants of its room.
+is a line of the map's file. A function is named by its file and its qualified name, so that the map
+outlives changes elsewhere; tests of a file with another stamp are run again. Python tells of every
+call (``sys.settrace``), in the ranks that a test starts, too, as those are forked; what happens
+inside of a function is not looked at, so that tests take about twice their time.
 """
 
-import ast
+import hashlib
+import json
+import os
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import pytest
 
-from mutation.mutants import Mutant
+@dataclass(frozen=True)
+class Known:
+    """What is known of a test: ``seconds`` of processors, the functions that it has ``reached``."""
 
-Reached = dict[str, dict[str, Any]]
+    test: str
+    stamp: str
+    seconds: float
+    ranks: bool
+    reached: frozenset[str]
+
+    @property
+    def function(self) -> str:
+        """What all parameters of a test have in common."""
+        return function_of(self.test)
 
 
-class Recorder:
-    """A plugin of pytest that records what each test calls of one room."""
+class Map:
+    """The tests that are known, in a file to which each is added as it has ended."""
 
-    def __init__(self, room: Path, sources: Path) -> None:
-        self.prefix, self.sources, self.found = f"{room}/", sources, {}
-        self.calls: set[CodeType] = set()
-        self.failed = ""
+    def __init__(self, path: Path, stamps: Callable[[str], str]) -> None:
+        self.path = path
+        self.known: dict[str, Known] = {}
+        if path.exists():
+            for line in map(json.loads, path.read_text().splitlines()):
+                one = Known(**{**line, "reached": frozenset(line["reached"])})
+                if stamps(one.test) == one.stamp:
+                    self.known[one.test] = one
 
-    def seen(self, frame: Any, event: str, arg: Any) -> None:
-        self.calls.add(frame.f_code)
+    def add(self, one: Known) -> None:
+        self.known[one.test] = one
+        with self.path.open("a") as file:
+            file.write(json.dumps({**asdict(one), "reached": sorted(one.reached)}) + "\n")
 
-    def names(self) -> list[str]:
-        """Of what was called of the room."""
-        own = [code for code in self.calls if code.co_filename.startswith(self.prefix)]
-        files = [Path(code.co_filename).relative_to(self.sources) for code in own]
-        return sorted({f"{f}:{c.co_firstlineno}" for f, c in zip(files, own, strict=True)})
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.calls, start = set(), time.perf_counter()
-        threading.settrace(self.seen)
-        sys.settrace(self.seen)
+class Calls:
+    """Which functions of the library are called, here and in forked ranks."""
+
+    def __init__(self, sources: Path, folder: Path) -> None:
+        self.sources, self.folder = sources, folder
+        self.codes: set[CodeType] = set()
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        self.codes = set()
+        add = self.codes.add
+
+        def seen(frame: Any, event: str, arg: Any) -> None:
+            add(frame.f_code)
+
+        threading.settrace(seen)
+        sys.settrace(seen)
         try:
-            return (yield)
+            yield
         finally:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
-            self.found[item.nodeid] = {
-                "seconds": time.perf_counter() - start,
-                "reached": self.names(),
-                "ranks": item.get_closest_marker("distributed") is not None,
-            }
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failed = self.failed or report.nodeid
+    def names(self) -> set[str]:
+        """Of all that was called, by ranks that have ended, too."""
+        found = named(self.codes, self.sources)
+        for file in self.folder.glob("rank-*"):
+            found |= set(json.loads(file.read_text()))
+            file.unlink()
+        return found
 
+    def of_rank(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """What a rank does, with the names of what it has called left behind for `names`."""
 
-class Chosen:
-    """A plugin of pytest that runs these tests in this order, then all other parameters of the same
-    functions, as long as there is time, and leaves all else out; it keeps the name of the one that
-    fails."""
+        def told(*args: Any) -> Any:
+            try:
+                return work(*args)
+            finally:
+                note = self.folder / f"rank-{os.getpid()}"
+                note.with_name(f"of-{note.name}").write_text(
+                    json.dumps(sorted(named(self.codes, self.sources)))
+                )
+                note.with_name(f"of-{note.name}").rename(note)
 
-    def __init__(self, order: list[str], seconds: float) -> None:
-        self.place = {name: index for index, name in enumerate(order)}
-        self.functions = {name.partition("[")[0]: i for i, name in reversed([*enumerate(order)])}
-        self.end = time.monotonic() + seconds
-        self.failed, self.stopped = "", False
-
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        found = []
-        for item in items:
-            function = item.nodeid.partition("[")[0]
-            if function in self.functions:
-                known = self.place.get(item.nodeid)
-                where = (0, known) if known is not None else (1, self.functions[function])
-                found.append((*where, len(found), item))
-        items[:] = [item for *_, item in sorted(found, key=lambda one: one[:3])]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failed = self.failed or report.nodeid
-
-    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        if time.monotonic() > self.end:
-            self.stopped = True
-            item.session.shouldstop = "there is no more time"
+        return told
 
 
-def function_of(root: Path, mutant: Mutant) -> str | None:
-    """The innermost function around a mutant, as `Recorder` names it; None in no function."""
-    around: ast.AST | None = None
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse((root / mutant.file).read_text())):
-        inside = isinstance(node, kinds) and any(
-            child.lineno <= mutant.line <= (child.end_lineno or 0) for child in node.body
-        )
-        if inside and (around is None or node.lineno > around.lineno):  # type: ignore[attr-defined]
-            around = node
-    if around is None:
-        return None
-    decorators = getattr(around, "decorator_list", [])  # where Python says that it begins
-    return f"{mutant.file}:{min(node.lineno for node in (around, *decorators))}"
+def named(codes: Iterable[CodeType], sources: Path) -> set[str]:
+    """The functions of the library among some codes, which may be recording this."""
+    prefix = f"{sources}{os.sep}"
+    own = [one for one in list(codes) if one.co_filename.startswith(prefix)]
+    return {f"{one.co_filename.removeprefix(prefix)}:{one.co_qualname}" for one in own}
 
 
-def order(reached: Reached, function: str | None, kills: dict[str, int]) -> list[str]:
-    """The tests that reach it, and those that start ranks, which may: first those that have noticed
-    most mutants, the short ones before the long ones."""
-    able = [
-        name
-        for name, own in reached.items()
-        if function is None or function in own["reached"] or own.get("ranks")
-    ]
-    return sorted(able, key=lambda name: (-kills.get(name, 0), reached[name]["seconds"]))
+def stamp_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.exists() else ""
+
+
+def function_of(test: str) -> str:
+    return test.partition("[")[0]
+
+
+def order(
+    known: Iterable[Known], file: str, place: str | None, kills: dict[tuple[str, str], int]
+) -> list[Known]:
+    """The tests that reach a function, or, for what is in none, first those that reach its file and
+    then all others. Those that have noticed most mutants, of the same file above all, in the least
+    time come first.
+
+    Arguments:
+        kills: how many mutants of a file a test function has noticed.
+    """
+    in_all: dict[str, int] = {}
+    for (_, test), count in kills.items():
+        in_all[test] = in_all.get(test, 0) + count
+
+    def promise(one: Known) -> float:
+        here = kills.get((file, one.function), 0)
+        return (1 + 20 * here + in_all.get(one.function, 0)) / (0.05 + one.seconds)
+
+    every = varied([one for one in known if place is None or place in one.reached], promise)
+    if place is not None:
+        return every
+    inside = {one.test for one in every if any(name.startswith(f"{file}:") for name in one.reached)}
+    return sorted(every, key=lambda one: one.test not in inside)
+
+
+def varied(known: Iterable[Known], promise: Callable[[Known], float]) -> list[Known]:
+    """The most promising first. What has survived one parameter of a test function will often
+    survive the next: each promises less than the one before."""
+    met: dict[str, int] = {}
+    found = []
+    for one in sorted(known, key=lambda one: -promise(one)):
+        met[one.function] = met.get(one.function, 0) + 1
+        found.append((-promise(one) / met[one.function], len(found), one))
+    return [one for *_, one in sorted(found, key=lambda each: each[:2])]

@@ -1,39 +1,55 @@
 """Which tests a mutant is tried on."""
 
-from mutation.mutants import Mutant
-from mutation.reached import function_of, order
+import json
 
-SOURCE = """LIMIT = 3
-
-
-class Box:
-    @property
-    def size(self):
-        def inner():
-            return LIMIT + 1
-        return inner() * 2
-"""
+from mutation.reached import Calls, Known, Map, order
 
 
-def test_the_function_around_a_mutant_is_named_as_python_names_it(tmp_path):
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "box.py").write_text(SOURCE)
-    code: dict = {}
-    exec(compile(SOURCE, "room/box.py", "exec"), code)
-    first = code["Box"].size.fget.__code__.co_firstlineno
-    of = {line: function_of(tmp_path, Mutant("room/box.py", 0, line, "")) for line in (1, 8, 9)}
-    assert of == {1: None, 8: "room/box.py:7", 9: f"room/box.py:{first}"}
+def known(test, seconds, *reached, ranks=False):
+    return Known(test, "stamp", seconds, ranks, frozenset(reached))
 
 
-def test_tests_that_reach_it_those_that_notice_most_first():
-    reached = {
-        "slow": {"seconds": 2.0, "reached": ["a.py:1"]},
-        "fast": {"seconds": 0.1, "reached": ["a.py:1", "b.py:1"]},
-        "sharp": {"seconds": 3.0, "reached": ["a.py:1"]},
-        "other": {"seconds": 0.0, "reached": ["b.py:1"]},
-    }
-    assert order(reached, "a.py:1", {"sharp": 2}) == ["sharp", "fast", "slow"]
-    assert order(reached, None, {}) == ["other", "fast", "slow", "sharp"]
-    assert order(reached, "c.py:1", {}) == []
-    reached["ranks"] = {"seconds": 9.0, "reached": [], "ranks": True}
-    assert order(reached, "c.py:1", {}) == ["ranks"]
+def test_tests_that_reach_it_those_that_notice_most_in_the_least_time_first():
+    slow, fast = known("slow", 2.0, "a.py:f"), known("fast[1]", 0.1, "a.py:f", "b.py:g")
+    sharp, other = known("sharp", 3.0, "a.py:f"), known("other", 0.0, "b.py:g")
+    every = [slow, fast, sharp, other]
+    assert order(every, "a.py", "a.py:f", {("a.py", "sharp"): 5}) == [sharp, fast, slow]
+    assert order(every, "a.py", "a.py:f", {("c.py", "sharp"): 5}) == [fast, sharp, slow]
+    assert order(every, "a.py", "a.py:f", {("a.py", "fast"): 1}) == [fast, slow, sharp]
+    assert order(every, "a.py", None, {}) == [fast, slow, sharp, other]
+    assert order(every, "c.py", "c.py:f", {}) == []
+
+
+def test_a_test_of_a_file_that_has_changed_is_not_known(tmp_path):
+    path, stamps = tmp_path / "map.jsonl", {"one": "stamp", "two": "stamp"}
+    first = Map(path, stamps.__getitem__)
+    first.add(known("one", 0.1, "a.py:f", "a.py:g"))
+    first.add(known("two", 0.2, ranks=True))
+    assert Map(path, stamps.__getitem__).known == first.known
+    stamps["two"] = "other"
+    assert list(Map(path, stamps.__getitem__).known) == ["one"]
+
+
+def test_calls_of_the_library_are_seen_in_ranks_too(tmp_path):
+    (tmp_path / "sources").mkdir()
+    file = tmp_path / "sources" / "box.py"
+    file.write_text(
+        "def outer(n):\n    return [inner(i) for i in range(n)]\n\n\ndef inner(i):\n    return i\n"
+    )
+    names: dict = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    calls = Calls(tmp_path / "sources", tmp_path)
+    with calls.recorded():
+        names["inner"](3)
+    assert calls.names() == {"box.py:inner"}
+    (tmp_path / "rank-7").write_text(json.dumps(["box.py:other"]))
+    with calls.recorded():
+        assert calls.of_rank(names["outer"])(2) == [0, 1]
+    found = {"box.py:outer", "box.py:inner", "box.py:outer.<locals>.<listcomp>"}
+    assert calls.names() == {*found, "box.py:other"}
+    assert list(tmp_path.glob("rank-*")) == []
+
+
+def test_other_test_functions_come_before_more_parameters_of_one():
+    every = [known(f"f[{i}]", 0.1, "a.py:f") for i in range(3)] + [known("g", 0.2, "a.py:f")]
+    assert [one.test for one in order(every, "a.py", "a.py:f", {})] == ["f[0]", "g", "f[1]", "f[2]"]

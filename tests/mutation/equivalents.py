@@ -1,0 +1,42 @@
+"""Mutants that change nothing that anybody could see, each with the reason.
+
+They are no holes in the tests, and are left out of the score. A mutant is named by the text of its
+line, so that the list outlives changes elsewhere; `test_equivalents` looks whether each is still
+there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutation.mutants import Mutant, mutants_of
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """The ``nth`` change of this kind (`Mutant.what`) in a file's line with this text."""
+
+    file: str
+    line: str
+    what: str
+    why: str
+    nth: int = 0
+
+    def found(self, root: Path) -> list[Mutant]:
+        """The mutants that it means: one for each line with that text."""
+        lines = (root / self.file).read_text().splitlines()
+        alike: dict[int, list[Mutant]] = {}
+        for one in mutants_of(root, self.file):
+            if one.what == self.what and lines[one.line - 1].strip() == self.line:
+                alike.setdefault(one.line, []).append(one)
+        return [own[self.nth] for own in alike.values() if len(own) > self.nth]
+
+
+EQUIVALENT: tuple[Equivalent, ...] = ()
+
+
+def equivalent(root: Path, files: Iterable[str]) -> dict[Mutant, str]:
+    """Those of some files, with the reasons."""
+    known = set(files)
+    own = [one for one in EQUIVALENT if one.file in known]
+    return {mutant: one.why for one in own for mutant in one.found(root)}
