@@ -262,6 +262,11 @@ def _region_terms(uses: list[Layer[Any]], choice: Choice) -> float | None:
     """By the first pattern that has all uses of the weight."""
     for pattern, terms in choice.regions.items():
         if all(_matches(layer.name, layer.module, [pattern]) for layer in uses):
+            if isinstance(uses[0], Expert):
+                raise CoverageError(
+                    f"regions has {pattern!r}, which matches the experts {uses[0].name!r}, of "
+                    "which each sees regions of all samples: leave them out with exclude=[...]."
+                )
             return terms
     return None
 

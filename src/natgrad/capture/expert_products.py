@@ -173,7 +173,8 @@ def _times(first: Tensor, second: Tensor, views: Views) -> Product | str:
     view = views.get(id(w))
     if view is None:
         return "is added to a product of others"
-    if "".join(view.axes[-2:]) != ("oi" if left else "io"):
+    turned = "".join(view.axes[-2:]) != ("oi" if left else "io")
+    if turned and w.shape[-2:].numel() != 1:  # of one entry either axis is the first
         return "is multiplied along other axes than its inputs"
     is_vector = x.ndim == 1
     shape = x.shape[:-2] if x.ndim > 2 else ()

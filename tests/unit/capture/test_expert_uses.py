@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import expert_modules as em
 import natgrad
 from natgrad import EKFAC, KFAC, Cholesky, ExactFisher, Kronecker, MeanLoss, NaturalMuon
+from natgrad.errors import CaptureError, CoverageError
 from natgrad.layers import Expert, Experts, Interleaved
 from natgrad.structures import Identity
 
@@ -545,3 +546,143 @@ def test_muon_has_their_curvature_or_none():
         }.items()
     }
     assert found == {"default": {Kronecker}, "plain": {Identity}, "other": {Identity}}
+
+
+def test_regions_of_experts_are_refused():
+    with pytest.raises(
+        CoverageError, match=r"regions has 'exp\*', which matches the experts 'exper"
+    ):
+        kfac_of(em.Net(), loss=MeanLoss(regions={"exp*": 3.0}))
+
+
+def test_a_loss_with_gradients_through_experts_is_refused():
+    net, (x, t) = em.Net("gathered_bmm"), em.batch()
+    net.first.requires_grad_(False)
+    net.head.requires_grad_(False)
+    kfac = kfac_of(net)
+    x.requires_grad_()
+    (g,) = torch.autograd.grad(F.cross_entropy(net(x), t), x, create_graph=True)
+    (F.cross_entropy(net(x), t) + g.square().sum()).backward()
+    with pytest.raises(
+        CaptureError, match=r"depends on gradients that go through Mixture 'experts"
+    ):
+        kfac.step()
+
+
+@pytest.mark.parametrize("name", ["einsum", "bmm", "broadcast"])
+@pytest.mark.parametrize("half", [False, True])
+def test_in_sixteen_bits(name, half):
+    """Under autocast, and with parameters of that kind."""
+    net, (x, t) = em.Net(name), em.batch()
+    expected = em.reference(net, (x, t))
+    dtype = torch.bfloat16 if half else torch.float32
+    net.to(dtype)
+    kfac = kfac_of(net)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not half):
+        loss = F.cross_entropy(net(x.to(dtype)).float(), t)
+    loss.backward()
+    kfac.step()
+    for e, (_, a, g, _) in expected.items():
+        block = blocks_of(kfac)[e]
+        assert block.ready
+        for one, other in ((factor(block, "A"), a), (factor(block, "G"), g)):
+            assert (one.double() - other).norm() <= 0.03 * other.norm()
+
+
+def test_other_parameters_of_the_module_have_their_own_blocks():
+    class Shifted(em.Mixture):
+        def __init__(self):
+            super().__init__("grouped")
+            self.shift = nn.Parameter(torch.randn(em.OUT, dtype=torch.float64))
+
+        def forward(self, h, c):
+            return super().forward(h, c) + self.shift
+
+    net = em.Net("grouped")
+    net.experts = Shifted().double()
+    kfac = kfac_of(net)
+    for seed in range(2):
+        backward(net, em.batch(seed=seed))
+        kfac.step()
+    assert kfac.coverage().covered["experts.shift"] == "Diagonal()"
+    ready = {block.name for block in kfac.blocks if block.ready}
+    assert ready == {b.name for b in kfac.blocks} - {IDLE}
+    assert isinstance(net.experts.shift, nn.Parameter)
+
+
+def test_after_an_error_in_the_forward_nothing_is_watched():
+    net = em.Net()
+    kfac = kfac_of(net)
+    run = net.experts.run
+
+    def fails(h, w, b, c):
+        run(h, w, b, c)
+        raise RuntimeError("no")
+
+    net.experts.run = fails
+    with pytest.raises(RuntimeError, match="no"):
+        net(em.batch()[0])
+    assert torch.overrides._get_current_function_mode() is None
+    net.experts.run = run
+    expected = em.reference(net, em.batch())
+    backward(net, em.batch())
+    kfac.step()
+    check(net, kfac, expected)
+
+
+def test_a_stack_of_one_expert():
+    class One(nn.Module):
+        def __init__(self, run):
+            super().__init__()
+            torch.manual_seed(2)
+            self.first, self.run = nn.Linear(4, 3), run
+            self.w = nn.Parameter(torch.randn(1, 5, 3))
+            self.double()
+
+        def forward(self, x):
+            return self.run(self.first(x), self.w)
+
+    found = []
+    for run in (
+        lambda h, w: F.linear(h, w[0]),
+        lambda h, w: torch.bmm(h[None], w.mT)[0],
+        lambda h, w: torch.einsum("ni,eoi->no", h, w),
+        lambda h, w: torch.bmm(w[torch.zeros(len(h), dtype=torch.int64)], h[..., None])[..., 0],
+    ):
+        model = One(run)
+        split = {"w": Experts()}
+        kfac = KFAC(model, kl_clip=None, damping=DAMPING, loss=MeanLoss(), split=split)
+        x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        model(x).square().sum(1).mean().backward()
+        kfac.step()
+        found.append(model.w.grad)
+        assert kfac.coverage().covered["w"]
+        assert all(block.ready for block in kfac.blocks)
+    for one in found[1:]:
+        close(one, found[0])
+
+
+def test_narrow_matrices():
+    """Axes of one entry, which lie nowhere in particular."""
+    for out, inputs in ((1, 3), (3, 1), (1, 1), (2, 2)):
+        found = []
+        for run in (
+            lambda h, w: sum(F.linear(h, w[e]) for e in range(2)),
+            lambda h, w: torch.bmm(h.expand(2, -1, -1), w.mT).sum(0),
+            lambda h, w: (h @ w.mT).sum(0),
+            lambda h, w: sum(h @ w.transpose(1, 2)[e] for e in range(2)),
+        ):
+            torch.manual_seed(2)
+            model = nn.Module()
+            model.first = nn.Linear(4, inputs).double()
+            model.w = nn.Parameter(torch.randn(2, out, inputs, dtype=torch.float64))
+            model.forward = lambda x, m=model, run=run: run(m.first(x), m.w)
+            split = {"w": Experts()}
+            kfac = KFAC(model, kl_clip=None, damping=DAMPING, loss=MeanLoss(), split=split)
+            x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+            model(x).square().sum(1).mean().backward()
+            kfac.step()
+            assert all(block.ready for block in kfac.blocks), (out, inputs)
+            found.append(model.w.grad)
+        for one in found[1:]:
+            close(one, found[0])
