@@ -43,7 +43,7 @@ LINES: dict[str, Settings | None] = {
     "root": {"geometry": natgrad.geometry.Euclidean(0.5)},
     "in its place": {"geometry": natgrad.geometry.Euclidean()},
 }
-INSTEAD, TWICE = "in its place", "twice the rate"
+AS_IT_IS, INSTEAD, TWICE = "as it is", "in its place", "twice the rate"
 
 
 class Line:
@@ -151,24 +151,31 @@ def run(name: str, loop: Loop, line: str, seed: int, steps: int) -> Run:
 
 def table(runs: Sequence[Run], loops: dict[str, Loop]) -> str:
     """Markdown: medians over seeds, with the least and the largest where there are several."""
+    shown = _trained(runs)
     lines = [
-        f"| loop | its optimizer | steps | seeds | {' | '.join(LINES)} |",
-        f"|---|---|---:|---:|{'---:|' * len(LINES)}",
+        f"| loop | its optimizer | steps | seeds | {' | '.join(shown)} |",
+        f"|---|---|---:|---:|{'---:|' * len(shown)}",
     ]
     for name, loop in loops.items():
-        found = {line: {} for line in LINES}  # type: dict[str, dict[int, float]]
+        found = {line: {} for line in shown}  # type: dict[str, dict[int, float]]
         steps = 0
         for one in runs:
             if one.loop == name:
                 found[one.line][one.seed], steps = one.loss, one.steps
         if not steps:
             continue
-        plain = found["as it is"]
-        cells = [_cell(found[line], plain if found[line] is not plain else {}) for line in LINES]
+        plain = found[AS_IT_IS]
+        cells = [_cell(found[line], plain if found[line] is not plain else {}) for line in shown]
         seeds = max(len(each) for each in found.values())
         row = [loop.title, loop.optimizer, str(steps), str(seeds), *cells]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def _trained(runs: Sequence[Run]) -> list[str]:
+    """The lines that there are runs of; that without any, which all are compared with, comes
+    first."""
+    return [line for line in LINES if line == AS_IT_IS or any(one.line == line for one in runs)]
 
 
 def _cell(losses: dict[int, float], plain: dict[int, float]) -> str:
@@ -186,11 +193,12 @@ def _cell(losses: dict[int, float], plain: dict[int, float]) -> str:
 
 def costs(runs: Sequence[Run], loops: dict[str, Loop]) -> str:
     """Markdown: seconds of CPU a step, medians over seeds, relative to the loop as it is."""
-    lines = [f"| loop | {' | '.join(LINES)} |", f"|---|{'---:|' * len(LINES)}"]
+    shown = _trained(runs)
+    lines = [f"| loop | {' | '.join(shown)} |", f"|---|{'---:|' * len(shown)}"]
     for name, loop in loops.items():
         spent = [
             [one.seconds / one.steps for one in runs if (one.loop, one.line) == (name, line)]
-            for line in LINES
+            for line in shown
         ]
         if not spent[0]:
             continue
