@@ -504,15 +504,20 @@ def test_a_state_goes_on_and_so_does_a_copy():
     assert torch.equal(flat(trained(*copied[:2], range(3, 6))), expected)
 
 
-def test_a_layer_that_is_unfrozen_joins():
+@pytest.mark.parametrize("often", [1, 2])
+def test_a_layer_that_is_unfrozen_joins(often):
+    """In its first step, or at the end of one without an update, whose own legs are not lost."""
     model = network()
     model[0].requires_grad_(False)
     optimizer = AdamW(model.parameters(), lr=1e-3)
-    kfac = KFAC(model, optimizer, length=Dogleg(), **OFTEN).attach()
-    trained(model, optimizer, range(2))
+    settings = {"update_every": often, "refresh_every": often, "length": Dogleg()}
+    kfac = KFAC(model, optimizer, **settings).attach()
+    trained(model, optimizer, range(3))
     assert "0" not in kfac.blending.added
     model[0].requires_grad_(True)
-    trained(model, optimizer, range(2, 4))
+    for step in range(3, 6):
+        trained(model, optimizer, [step])
+        assert kfac.blending.added["3"] > 0
     assert kfac.blending.added["0"] > 0
 
 
