@@ -46,7 +46,8 @@ LOOPS = {
     "resume": Loop(resumes=True, accumulates=2),
 }
 loops = pytest.mark.parametrize("name", LOOPS)
-kinds = pytest.mark.parametrize("kind", ["attached", "NaturalMuon"])
+kinds = pytest.mark.parametrize("kind", ["attached", "NaturalMuon", "dogleg"])
+DOGLEG = {"length": natgrad.lengths.Dogleg()}
 
 
 class Numbers(Dataset):
@@ -89,8 +90,9 @@ def optimizer_of(model, kind):
 
 def one_line(model, optimizer, kind, **more):
     """The line that a user adds, if any."""
-    if kind == "attached":
-        natgrad.KFAC(model, optimizer, **SETTINGS).attach(**more)
+    if kind in ("attached", "dogleg"):
+        length = DOGLEG if kind == "dogleg" else {}
+        natgrad.KFAC(model, optimizer, **SETTINGS, **length).attach(**more)
 
 
 def scaler():
@@ -102,12 +104,15 @@ def flat(model):
 
 
 def expected(loop, kind, casts=False):
-    """A plain loop with two lines. ``casts``: inputs have the dtype of autocast from the start."""
+    """A plain loop with two lines, or the one where there are no two. ``casts``: inputs have the
+    dtype of autocast from the start."""
     model = Net()
     optimizer = optimizer_of(model, kind)
     scale = scaler() if loop.scales else None
     kfac = None
-    if kind != "NaturalMuon":
+    if kind == "dogleg":
+        natgrad.KFAC(model, optimizer, scaler=scale, **SETTINGS, **DOGLEG).attach()
+    elif kind != "NaturalMuon":
         kfac = natgrad.KFAC(model, optimizer, scaler=scale, **SETTINGS)
     half = torch.autocast("cpu", loop.dtype) if loop.dtype else contextlib.nullcontext()
     batches = iter(DataLoader(data(loop), SIZE))
@@ -240,7 +245,7 @@ class TestTransformers:
         )
 
     @loops
-    @pytest.mark.parametrize("kind", ["attached", "NaturalMuon", "callback"])
+    @pytest.mark.parametrize("kind", ["attached", "NaturalMuon", "callback", "dogleg"])
     def test_is_the_plain_loop(self, name, kind, tmp_path, capsys):
         loop = LOOPS[name]
         if loop.scales:
@@ -341,7 +346,7 @@ class TestLightning:
         return trainer, module
 
     @loops
-    @pytest.mark.parametrize("kind", ["attached", "NaturalMuon", "callback"])
+    @pytest.mark.parametrize("kind", ["attached", "NaturalMuon", "callback", "dogleg"])
     def test_is_the_plain_loop(self, name, kind, tmp_path):
         loop = LOOPS[name]
         calls = "itself" if len(name) % 2 else "its network"

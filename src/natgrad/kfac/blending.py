@@ -51,12 +51,12 @@ class Blending:
     def __init__(self, preconditioning: Preconditioning, length: Dogleg) -> None:
         self.preconditioning, self.length = preconditioning, length
         self.waiting: tuple[Step, dict[nn.Parameter, Tensor]] | None = None
-        self.added: dict[str, float] = {}  # to each block's update: b of the last step
         self._looked = False
+        self._added: tuple[list[str], Tensor] | None = None
 
     def __call__(self, step: Step) -> None:
         """In the place of preconditioning."""
-        held = {p for block in self._blocks() for p in block.parameters}
+        held = dict.fromkeys(p for block in self._blocks() for p in block.parameters)
         self.waiting = step, {p: local(p.detach()).clone() for p in held}
 
     def take_over(self, other: "Blending") -> None:
@@ -86,6 +86,12 @@ class Blending:
             for p, gradient in plain.items():
                 p.grad = gradient
 
+    @property
+    def added(self) -> dict[str, float]:
+        """How much of the natural gradient the last step has added, by block: ``b``."""
+        names, added = self._added or ([], torch.zeros(0))
+        return dict(zip(names, added.tolist(), strict=True))
+
     def _blocks(self) -> list[Block]:
         team = self.preconditioning.team
         return [b for b in team.blocks.values() if b.ready and b.has_gradient]
@@ -100,12 +106,12 @@ class Blending:
         parts = [self._parts(block) for block in blocks]
         legs = self._legs(parts, updates, means)
         added = self.length.second_leg(legs)
-        for block, own, b in zip(blocks, parts, added, strict=True):
+        self._added = [block.name for block in blocks], added
+        for own, b in zip(parts, added, strict=True):
             for part in own:
                 assert part.parameter.grad is not None
                 weight = part.of(part.parameter.detach())
                 weight.sub_(part.of(part.parameter.grad) * b.to(weight.dtype))
-            self.added[block.name] = float(b) if b.is_cpu else float("nan")
 
     def _legs(
         self,
