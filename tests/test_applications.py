@@ -4,7 +4,6 @@ import math
 import os
 import re
 import runpy
-import subprocess
 import sys
 from itertools import pairwise
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import forked
 from application_helpers import (
     EXAMPLES,
     command,
@@ -79,15 +79,9 @@ def trained(cifar, tmp_path_factory):
     """A run of 24 steps that nothing disturbs: its printed lines and its folder."""
     out = tmp_path_factory.mktemp("trained") / "run"
     options = [*map(str, TINY), "--data", cifar, "--out", out]
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "cifar_resnet.py", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, out
+    done = forked.run(forked.script, EXAMPLES / "cifar_resnet.py", *options)
+    assert done.code == 0, done.err
+    return done.out, out
 
 
 def test_cifar_resnet_learns(trained):
@@ -139,41 +133,27 @@ def test_the_rate_of_p19():
     )
 
 
-RANK = """\
-import os, runpy, sys
-import torch
-
-name, out, *options = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(name))
-net = runpy.run_path(name)["main"](options)
-torch.save(net.state_dict(), os.path.join(out, os.environ["RANK"] + ".pt"))
-"""
+def one_rank(out, options):
+    sys.path.insert(0, str(EXAMPLES))
+    net = runpy.run_path(str(EXAMPLES / "cifar_resnet.py"))["main"](options)
+    torch.save(net.state_dict(), out / f"{os.environ['RANK']}.pt")
 
 
 @pytest.mark.distributed
 def test_cifar_resnet_on_two_ranks(cifar, tmp_path):
     """They end with the same weights, and have learnt."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    options = [*map(str, TINY), "--data", cifar, "--out", tmp_path / "run"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, script, EXAMPLES / "cifar_resnet.py", tmp_path, *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    options = [*map(str, TINY), "--data", str(cifar), "--out", str(tmp_path / "run")]
+    done, silent = forked.ranks(2, one_rank, tmp_path, options, timeout=240)
+    assert (done.code, silent.code) == (0, 0), done.err + silent.err
+    assert not silent.out
     one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert same(one, other)
     assert same(one, saved(tmp_path / "run")["model"])
-    losses = series(done.stdout, "loss")
-    assert len(losses) == 4  # one rank speaks
+    losses = series(done.out, "loss")
+    assert len(losses) == 4
     assert losses[-1] < 0.7 * losses[0]
-    assert "step 12 of 12: " in done.stdout  # half as many steps, of twice the batch
-    assert says_what_kfac_did(done.stdout)
+    assert "step 12 of 12: " in done.out  # half as many steps, of twice the batch
+    assert says_what_kfac_did(done.out)
 
 
 # A folder of images.

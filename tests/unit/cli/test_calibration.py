@@ -1,13 +1,11 @@
 """`natgrad plan --calibrate` writes a file that `--cluster` plans with."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+import forked
 from natgrad import KFAC, Auto, CommOpt
 from natgrad.cli import calibration, options
 from natgrad.cli.options import network
@@ -169,15 +167,11 @@ def test_two_processes_of_its_own(natgrad, tmp_path):
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_processes_of_torchrun(tmp_path):
+def test_processes_of_torchrun(tmp_path, monkeypatch):
     file = tmp_path / "cluster.json"
-    command = (
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        *(quick_calibration.__file__, str(file)),
-    )
-    said = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
-    assert said.returncode == 0, said.stderr
+    monkeypatch.setenv("COLUMNS", "200")
+    said, other = forked.ranks(2, forked.script, quick_calibration.__file__, file)
+    assert (said.code, other.code) == (0, 0), said.err
     assert read_cluster(file).measured.ranks == 2
-    assert said.stdout.count("What was measured is in") == 1  # by the first rank
+    assert said.out.count("What was measured is in") == 1
+    assert not other.out  # the first rank speaks

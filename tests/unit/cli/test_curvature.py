@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from typer.testing import CliRunner
 
+import forked
 from natgrad import EmpiricalFisher, Kronecker, MonteCarloFisher, fisher, ggn, hessian, measures
 from natgrad.cli import measure_tables
 from natgrad.cli.main import app
@@ -381,9 +381,8 @@ def test_progress_is_shown_on_standard_error(natgrad, monkeypatch):
 @pytest.mark.slow
 def test_as_a_process():
     """Which says nothing of its progress to what is no terminal."""
-    command = [sys.executable, "-m", "natgrad", "curvature", "small-mlp", "digits"]
     options = ["--samples", "20", "--matrix", "ggn"]
-    said = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0, said.stderr
-    assert "small-mlp on digits" in said.stdout
-    assert not said.stderr
+    said = forked.run(forked.command, "curvature", "small-mlp", "digits", *options)
+    assert said.code == 0, said.err
+    assert "small-mlp on digits" in said.out
+    assert not said.err

@@ -6,14 +6,13 @@ import importlib
 import io
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import time
 from collections import namedtuple
 
 import pytest
 
+import forked
 from natgrad.errors import DataError, SettingError
 from natgrad.lab.data import get
 from natgrad.lab.data.get import named
@@ -213,14 +212,6 @@ def test_a_folder_that_may_not_be_written(server, tmp_path):
         get(plain(server), tmp_path / "own")
 
 
-PROCESS = """
-import sys
-from natgrad.lab.data.get import get
-from natgrad.lab.data.sources import Remote, Source
-get(eval(sys.argv[1]), sys.argv[2])
-"""
-
-
 @pytest.mark.slow
 def test_two_processes_at_once(server, tmp_path, monkeypatch):
     """This one comes while nothing has arrived at the other yet, and waits for it."""
@@ -232,18 +223,16 @@ def test_two_processes_at_once(server, tmp_path, monkeypatch):
         lock(handle, how)
 
     server.gate.clear()
-    command = [sys.executable, "-c", PROCESS, repr(source), str(own)]
-    with subprocess.Popen(command) as other:
+    with forked.started(get, source, own) as other:
         try:
             while not server.asked:
                 assert other.poll() is None
                 time.sleep(0.01)
             monkeypatch.setattr(fcntl, "flock", at_the_lock)
             assert get(source, own) == own / "s"
-            assert other.wait() == 0
+            assert other.wait(60) == 0
         finally:
             server.gate.set()
-            other.kill()
     assert server.asked == [("s.tar.gz", None)]
     assert {path.name: path.read_bytes() for path in (own / "s").iterdir()} == FILES
 

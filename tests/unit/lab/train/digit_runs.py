@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 from natgrad.lab import data
 from natgrad.lab.train import Settings
 from natgrad.lab.train.logs import read
@@ -37,14 +38,22 @@ def settings(**others) -> Settings:
     return Settings(**{**values, **others})
 
 
+def options(settings: Settings, folder: Path) -> list[str]:
+    file = folder.with_suffix(".toml")
+    file.write_text(written(settings), encoding="utf-8")
+    return ["train", "--settings", str(file), "--out", str(folder)]
+
+
+def forked_command(settings: Settings, folder: Path) -> AbstractContextManager[forked.Process]:
+    """`natgrad train` in a process that has imported torch."""
+    return forked.started(forked.command, *options(settings, folder))
+
+
 @contextmanager
 def command(settings: Settings, folder: Path, *launcher: str) -> Iterator[subprocess.Popen]:
     """`natgrad train` in a process of its own, which does not live longer than the test."""
-    file = folder.with_suffix(".toml")
-    file.write_text(written(settings), encoding="utf-8")
-    options = ["-m", "natgrad", "train", "--settings", str(file), "--out", str(folder)]
     process = subprocess.Popen(
-        [sys.executable, *launcher, *options],
+        [sys.executable, *launcher, "-m", "natgrad", *options(settings, folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,7 +71,9 @@ def command(settings: Settings, folder: Path, *launcher: str) -> Iterator[subpro
                 process.communicate()
 
 
-def wait_for(process: subprocess.Popen, folder: Path, lines: int, seconds: float) -> None:
+def wait_for(
+    process: subprocess.Popen | forked.Process, folder: Path, lines: int, seconds: float
+) -> None:
     """Until the log of the process has so many steps."""
     deadline = time.monotonic() + seconds
     while sum(line["kind"] == "train" for line in read(folder)) < lines:

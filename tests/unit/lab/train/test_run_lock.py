@@ -5,11 +5,12 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
+import time
 
 import pytest
 
+import forked
 from natgrad.errors import SettingError
 from natgrad.lab.train import run_lock
 from natgrad.lab.train.run_lock import RunLock
@@ -17,19 +18,23 @@ from natgrad.lab.train.run_lock import RunLock
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that has the lock."""
-    text = (
-        "import sys, pathlib; from natgrad.lab.train.run_lock import RunLock\n"
-        "lock = RunLock(pathlib.Path(sys.argv[1])); lock.take(); print('has it', flush=True)\n"
-        "sys.stdin.read(); lock.release()"
-    )
-    command = [sys.executable, "-c", text, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == "has it\n"
+    """Another process that has the lock, until it is told to end."""
+    with forked.started(holds, tmp_path) as process:
+        while process.said("out") != "has it\n":
+            assert process.poll() is None, process.said("err")
+            time.sleep(0.01)
         yield process
-        process.kill()
+
+
+def holds(folder):
+    lock = RunLock(folder)
+    lock.take()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    print("has it", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        lock.release()
 
 
 def test_the_owner_is_named(tmp_path, holder):
@@ -37,8 +42,8 @@ def test_the_owner_is_named(tmp_path, holder):
         RunLock(tmp_path).take()
     assert f"process {holder.pid} on {socket.gethostname()}" in str(error.value)
     assert "name another folder with --out" in str(error.value)
-    holder.stdin.close()
-    holder.wait()
+    holder.terminate()
+    assert holder.wait(20) == 0
     assert not (tmp_path / run_lock.NAME).exists()
     RunLock(tmp_path).take()
 

@@ -2,12 +2,12 @@
 
 import os
 import random
-import subprocess
-import sys
+import resource
 
 import pytest
 import torch
 
+import forked
 from natgrad.comm import Alone
 from natgrad.errors import CheckpointError
 from natgrad.lab.train.state import Checkpoints, writable, write_text
@@ -97,26 +97,20 @@ def test_an_error_of_the_disk(checkpoints, monkeypatch, stage):
     assert checkpoints.load()[0]["x"].tolist() == [1, 1, 1]
 
 
-FULL = """
-import resource, sys, torch
-from pathlib import Path
-from natgrad.comm import Alone
-from natgrad.lab.train.state import Checkpoints
-checkpoints = Checkpoints(Path(sys.argv[1]), 2, Alone())
-checkpoints.save(1, {"x": torch.zeros(10)}, None)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-checkpoints.save(2, {"x": torch.zeros(1_000_000)}, None)
-"""
+def saves_too_much(folder):
+    checkpoints = Checkpoints(folder, 2, Alone())
+    checkpoints.save(1, {"x": torch.zeros(10)}, None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    checkpoints.save(2, {"x": torch.zeros(1_000_000)}, None)
 
 
 @pytest.mark.slow
 def test_a_file_that_may_not_grow(tmp_path):
     """The system itself refuses to write, in the middle of torch.save."""
-    command = [sys.executable, "-c", FULL, str(tmp_path / "c")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 1
-    assert "could not be written to" in said.stderr
-    assert "(File too large), and that of step 1 is intact" in said.stderr
+    said = forked.run(saves_too_much, tmp_path / "c")
+    assert said.code == 1
+    assert "could not be written to" in said.err
+    assert "(File too large), and that of step 1 is intact" in said.err
     assert os.listdir(tmp_path / "c") == ["step-00000001"]
     assert Checkpoints(tmp_path / "c", 2, Alone()).load()[0]["step"] == 1
 
