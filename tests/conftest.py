@@ -4,7 +4,6 @@ its parameters are taken."""
 import gc
 import multiprocessing
 import os
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,14 @@ import torch
 import natgrad
 from distributed.world import GARBAGE, PRELOAD, START
 from natgrad.comm import launch
-from parameter_samples import all_pairs, function_of, pairs_of, sampled, skips_itself
+from parameter_samples import (
+    all_combinations,
+    all_pairs,
+    function_of,
+    pairs_of,
+    sampled,
+    skips_itself,
+)
 
 torch.set_num_threads(1)
 # All that loads on first use: some tests forget what is imported while they run.
@@ -129,9 +135,7 @@ def _ranks_are_forked():
 @pytest.fixture(scope="session")
 def in_pairs(pytestconfig):
     """``in_pairs(A, B, C)``, for loops inside of a test, is what ``pairs`` is for parameters."""
-    if pytestconfig.getoption("--all-combinations"):
-        return lambda *axes: list(product(*axes))
-    return all_pairs
+    return all_combinations if pytestconfig.getoption("--all-combinations") else all_pairs
 
 
 @pytest.fixture(autouse=True)

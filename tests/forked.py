@@ -1,4 +1,5 @@
 """Processes that are forked from one that has imported torch, and so begin at once.
+
 For tests that need another process (it is killed, it holds a lock, its disk is full, its output is
 no terminal) but not a new interpreter. What is about the interpreter itself - the command as it is
 installed, `torchrun`, what is imported when - starts that.

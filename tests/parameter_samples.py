@@ -71,14 +71,22 @@ def covering(cases: Sequence[Sequence[Hashable]], kept: Iterable[int] = ()) -> l
     return sorted(found)
 
 
-def all_pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Cases of the product of ``axes``, in its order, in which each two values of two axes meet."""
-    values = [list(axis) for axis in axes]
-    places = list(product(*(range(len(axis)) for axis in values)))
-    return [
-        tuple(axis[place] for axis, place in zip(values, places[index], strict=True))
-        for index in covering(places)
-    ]
+def all_pairs(
+    *axes: Iterable[Any], unless: Callable[..., object] = lambda *_: False
+) -> list[tuple[Any, ...]]:
+    """Cases of the product of ``axes``, in its order, in which each two values of two axes meet,
+    where they do so in a case that is not left out by ``unless``."""
+    numbered = [list(enumerate(axis)) for axis in axes]
+    cases = [tuple(zip(*case, strict=True)) for case in product(*numbered)]
+    real = [(places, values) for places, values in cases if not unless(*values)]
+    return [real[index][1] for index in covering([places for places, _ in real])]
+
+
+def all_combinations(
+    *axes: Iterable[Any], unless: Callable[..., object] = lambda *_: False
+) -> list[tuple[Any, ...]]:
+    """The whole product, as `all_pairs` of it."""
+    return [case for case in product(*axes) if not unless(*case)]
 
 
 class Pairs:

@@ -19,7 +19,7 @@ from distributed.training import weights
 from kfac_keywords import grouped
 from natgrad import KFAC
 
-STEPS = 4  # of which two update
+STEPS = 3  # of which the first and the last update
 PLACEMENTS = {
     "mem": natgrad.MemOpt(),
     "half": natgrad.Hybrid(0.5),
@@ -48,10 +48,11 @@ class Case:
     clip: float | None = 1.0 / TOKENS
     users: tuple[int, ...] = ()  # samples of each step that use every layer of "branches"
     dtype: torch.dtype = torch.float64
+    length: int = STEPS
 
     @property
     def steps(self) -> int:
-        return len(self.users) or STEPS
+        return len(self.users) or self.length
 
     def spread(self) -> tuple[nn.Module, int, int]:
         model = network(self.network, self.dtype)

@@ -15,7 +15,7 @@ from natgrad import KFAC
 from natgrad.placement import Duty, Plan, World, assemble
 from natgrad.specs import BlockSpec
 
-STEPS = 4  # of which two update
+STEPS = 3  # of which the first and the last update
 EACH = 4  # samples of a rank in a step
 LETTERS = 11
 

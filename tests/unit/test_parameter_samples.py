@@ -7,7 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from parameter_samples import Pairs, all_pairs, covering, pairs_of, sampled, skips_itself
+from parameter_samples import (
+    Pairs,
+    all_combinations,
+    all_pairs,
+    covering,
+    pairs_of,
+    sampled,
+    skips_itself,
+)
 
 pytest_plugins = ["pytester"]
 
@@ -124,6 +132,19 @@ def test_all_pairs_of_anything():
     assert len({(id(a), type(b)) for a, b, _ in found}) == 9
     assert all(any(a is value for value in one) for a, _, _ in found)
     assert len(found) < 18
+
+
+def test_all_pairs_of_what_means_something():
+    axes = range(5), "abcd", range(3)
+
+    def unless(a, b, _):
+        return a == 4 and b != "d"
+
+    some, every = all_pairs(*axes, unless=unless), all_combinations(*axes, unless=unless)
+    assert len(every) == 60 - 9
+    assert every == [case for case in product(*axes) if not unless(*case)]
+    assert met(some) == met(every)
+    assert len(some) < 26
 
 
 NAMES = [("layer",), ("structure",), ("inverse", "expected")]
