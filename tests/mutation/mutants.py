@@ -109,8 +109,11 @@ def changes(tree: ast.Module) -> Iterator[tuple[ast.expr, str, object]]:
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
-    """All expressions that are computed: not annotations, messages of errors, or slots of types."""
+    """All expressions that are computed: not annotations, errors, slots of types, or the
+    ``strict`` of zip, which asserts what holds."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return
     if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
         return
