@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,11 +119,11 @@ def function_of(test: str) -> str:
 
 
 def order(
-    known: Iterable[Known], file: str, place: str | None, kills: dict[tuple[str, str], int]
+    known: Sequence[Known], file: str, place: str | None, kills: dict[tuple[str, str], int]
 ) -> list[Known]:
-    """The tests that reach a function, or, for what is in none, first those that reach its file and
-    then all others. Those that have noticed most mutants, of the same file above all, in the least
-    time come first.
+    """The tests that reach a function; if the map has none, those that reach its file, and for what
+    is in no function first those and then all others. Those that have noticed most mutants, of the
+    same file above all, in the least time come first.
 
     Arguments:
         kills: how many mutants of a file a test function has noticed.
@@ -136,10 +136,13 @@ def order(
         here = kills.get((file, one.function), 0)
         return (1 + 20 * here + in_all.get(one.function, 0)) / (0.05 + one.seconds)
 
-    every = varied([one for one in known if place is None or place in one.reached], promise)
-    if place is not None:
-        return every
+    every = varied(known, promise)
+    able = [one for one in every if place in one.reached]
+    if able:
+        return able
     inside = {one.test for one in every if any(name.startswith(f"{file}:") for name in one.reached)}
+    if place is not None:  # other parameters than those of the map may reach it
+        return [one for one in every if one.test in inside]
     return sorted(every, key=lambda one: one.test not in inside)
 
 

@@ -18,6 +18,7 @@ def test_tests_that_reach_it_those_that_notice_most_in_the_least_time_first():
     assert order(every, "a.py", "a.py:f", {("a.py", "fast"): 1}) == [fast, slow, sharp]
     assert order(every, "a.py", None, {}) == [fast, slow, sharp, other]
     assert order(every, "c.py", "c.py:f", {}) == []
+    assert order(every, "b.py", "b.py:h", {}) == [other, fast]
 
 
 def test_a_test_of_a_file_that_has_changed_is_not_known(tmp_path):

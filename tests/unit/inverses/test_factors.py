@@ -142,6 +142,16 @@ def test_any_function_of_a_product(inverse):
         out = torch.empty_like(m)
         assert block.apply(DampedPower(-1.0), m, out) is out
         assert close(out, torch.linalg.solve(whole, flat).view(m.shape), 1e-10)
+        for exponent in (-2.0, -0.5, 1.0):
+            expected = (powered(whole, exponent) @ flat).view(m.shape)
+            assert close(block.apply(DampedPower(exponent), m), expected, 1e-10)
+        if sides == (g, a):
+            roots = block.sides(0.7, DAMPING)
+            assert close(dense(roots[0]), powered(left, -0.35), 1e-10)
+            assert close(dense(roots[1]), powered(right, -0.35), 1e-10)
+            roots = block.sides(0.7, DAMPING, squared=2)
+            assert close(dense(roots[0]), powered(left, -0.35), 1e-10)
+            assert close(dense(roots[1]), powered(right, -0.7), 1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,6 +185,33 @@ def test_both_sides_of_a_whitening(kind, squared):
     qg, qa = (eye[1] if q.numel() == 0 else dense(q) for q in (qg, qa))
     inside = (qg @ m @ qa.mT) * (values.view(2, 3, 8) + DAMPING).pow(-0.35)
     assert close(turned.whiten(m, 0.7, DAMPING), qg.mT @ inside @ qa, 1e-10)
+
+
+@pytest.mark.parametrize("blocks", ["g", "a"])
+def test_parts_that_were_overwritten_are_read_again(blocks):
+    """A refresh writes into the parts. Eigenvalues of blocks of several sizes are put together in a
+    tensor of their own, which must follow; those of a whole factor are the parts."""
+    wide, _ = decomposed(Eigen(), "sections")
+    other, _ = decomposed(Eigen(), "whole", 3, seed=1)
+    new_wide, right = decomposed(Eigen(), "sections", seed=2)
+    new_other, left = decomposed(Eigen(), "whole", 3, seed=3)
+    g, a = (wide, other) if blocks == "g" else (other, wide)
+    left, right = (right, left) if blocks == "g" else (left, right)
+    m = torch.randn(2, len(left[0]), len(right[0]), dtype=torch.float64)
+    function = DampedPower(-1.0, DAMPING)
+    both, alone = Eigen().kronecker(g, a), Eigen().kronecker(None, a)
+    before = both.apply(function, m)
+    alone.apply(function, m)
+    for old, new in ((wide, new_wide), (other, new_other)):
+        for one, two in zip(old.parts, new.parts, strict=True):
+            one.copy_(two)
+    for block, first in ((both, left), (alone, torch.eye(m.shape[1]).double().expand_as(left))):
+        block.forget()
+        whole = torch.stack([torch.kron(x, y) for x, y in zip(first, right, strict=True)])
+        whole = whole + DAMPING * torch.eye(whole.shape[1], dtype=torch.float64)
+        expected = torch.linalg.solve(whole, m.flatten(1).unsqueeze(-1)).view(m.shape)
+        assert close(block.apply(function, m), expected, 1e-10)
+    assert not close(before, both.apply(function, m), 0.01)
 
 
 @pytest.mark.parametrize("axis", [1, 2])

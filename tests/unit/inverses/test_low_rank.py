@@ -7,6 +7,7 @@ from torch import nn
 from natgrad import KFAC
 from natgrad.errors import SettingError
 from natgrad.inverses import LowRank
+from natgrad.inverses.low_rank import _MORE as MORE
 from natgrad.specs import FactorSpec, Routine
 from oracles import close
 
@@ -76,6 +77,14 @@ def test_it_costs_a_fraction():
     cost = LowRank(256).cost(spec)
     assert cost.decompose < Routine.EIGEN.operations(9217) / 50
     assert cost.apply == 4 * 256
+    # Four products with the factor and bases of spans of k + 8 vectors: the first, one for each of
+    # two further ones, and the last.
+    wide = 256 + MORE
+    each = 2 * 9217**2 * wide + 4 * 9217 * wide**2
+    assert cost.decompose == 4 * each + Routine.EIGEN.operations(wide)
+    assert LowRank(256, products=0).cost(spec).decompose == 2 * each + Routine.EIGEN.operations(
+        wide
+    )
     narrow = FactorSpec(100, 3, 1)
     assert LowRank(256).cost(narrow).decompose == 3 * Routine.EIGEN.operations(100)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import natgrad
-from natgrad.inverses.functions import DampedPower, floored
+from natgrad.inverses.functions import DampedPower, floored, relative
 from natgrad.specs import FactorSpec, Routine
 
 
@@ -45,6 +45,30 @@ def test_a_kronecker_product_without_damping_has_the_floor_of_its_largest_produc
     largest = torch.full((2,), 1 / (8 * torch.finfo(torch.float64).eps), dtype=torch.float64)
     torch.testing.assert_close(inverse[0, 1], largest)
     torch.testing.assert_close(inverse[0, 0], torch.tensor([1 / 8, 1 / 4], dtype=torch.float64))
+
+
+def test_a_relative_damping_is_a_share_of_the_mean():
+    """However small the mean is; where it is zero, of 1."""
+    means = torch.tensor([4.0, 0.5, 1e-9, 0.0], dtype=torch.float64)
+    expected = torch.tensor([0.4, 0.05, 1e-10, 0.1], dtype=torch.float64)
+    torch.testing.assert_close(relative(natgrad.Relative(0.1), means), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("exponent", [-1.0, -0.5, 1.0])
+def test_a_function_of_some_eigenvalues_is_that_of_all(shape, exponent):
+    """A rank that has some rows damps them by the mean of all."""
+    values = torch.rand(shape, dtype=torch.float64) * torch.tensor([1.0, 100.0]).view(
+        2, *[1] * (len(shape) - 1)
+    )
+    for damping in (0.3, natgrad.Relative(0.3)):
+        function = DampedPower(exponent, damping)
+        found = function.of_part(values[:, 1:3], values)
+        assert found.shape == values[:, 1:3].shape
+        torch.testing.assert_close(found, function(values)[:, 1:3])
+    mean = values.flatten(1).mean(1)
+    expected = (values[1, 1] + 0.3 * mean[1]) ** exponent
+    torch.testing.assert_close(found[1, 0], expected)
 
 
 @pytest.mark.parametrize("inverse", [natgrad.Cholesky(), natgrad.Eigen()], ids=repr)
