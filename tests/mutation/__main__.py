@@ -181,6 +181,8 @@ class Trials:
             for name, one in self.map.known.items()
             if name in self.items and belongs(name, room)
         ]
+        if place in self.early and not any(place in one.reached for one in known):
+            place = None  # it has had its effect
         able = order(known, mutant.file, place, self.kills)
         left = self.given.seconds
         for ranks in (False, True):

@@ -32,7 +32,20 @@ class Equivalent:
         return [own[self.nth] for own in alike.values() if len(own) > self.nth]
 
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        "lengths/dogleg.py",
+        "edge = torch.where(legs.both > 0, ahead, behind)",
+        "Gt -> GtE",
+        "both roots are the same where the legs are at right angles",
+    ),
+    Equivalent(
+        "inverses/low_rank.py",
+        "d = matrix.shape[1]",
+        "1 -> 2",
+        "the matrix is square",
+    ),
+)
 
 
 def equivalent(root: Path, files: Iterable[str]) -> dict[Mutant, str]:

@@ -14,8 +14,8 @@ ROOMS = {
         "contracts/test_geometry.py",
     ],
     "inverses": ["unit/inverses", "contracts/test_inverses.py"],
-    "geometry": ["contracts/test_geometry.py", "test_invariance.py", "unit/test_optimizer.py"],
-    "lengths": ["contracts/test_geometry.py", "test_invariance.py", "unit/test_optimizer.py"],
+    "geometry": ["unit/geometry", "contracts/test_geometry.py", "test_invariance.py"],
+    "lengths": ["unit/lengths", "contracts/test_geometry.py", "unit/kfac/test_blending.py"],
     "schedules": ["unit/test_schedules.py", "unit/kfac/test_clocks.py"],
     "capture": ["unit/capture", "test_compat.py", "test_robustness.py"],
     "kfac": [

@@ -1,0 +1,62 @@
+"""What the engine and the planner are told of a geometry."""
+
+import pytest
+import torch
+
+from natgrad import Eigen, Spectral
+from natgrad.geometry import Elementwise, Euclidean
+from natgrad.inverses import DecomposedFactor
+
+
+def block(seed):
+    torch.manual_seed(seed)
+    factors = []
+    for dim in (3, 4):
+        rows = torch.randn(1, 9, dim, dtype=torch.float64)
+        parts = Eigen().decompose(rows.mT @ rows, torch.zeros(1, dtype=torch.float64))
+        factors.append(DecomposedFactor(Eigen(), parts, dim))
+    return Eigen().kronecker(*factors)
+
+
+def stepped(geometry, own, m):
+    torch.manual_seed(0)
+    shapes = geometry.kept((1, 3, 4))
+    kept = {name: torch.rand(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    out = torch.empty_like(m)
+    geometry.step(own, m, kept, 0.1, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        *(Euclidean(power) for power in (0.0, 0.3, 1.0)),
+        *(Euclidean(power, factored=True) for power in (0.3, 1.0)),
+        *(Spectral(power) for power in (0.0, 0.3, 0.5, 1.0)),
+        Elementwise(),
+    ],
+    ids=repr,
+)
+def test_what_it_says_of_itself_is_what_its_steps_do(geometry):
+    """Whether they depend on the curvature: where not, none is measured. Whether they add up: only
+    then does their length say how long a gradient was."""
+    first, second = torch.randn(2, 1, 3, 4, dtype=torch.float64)
+    one, other = (stepped(geometry, block(seed), first) for seed in (1, 2))
+    assert geometry.uses_curvature == (not torch.allclose(one, other))
+    together = stepped(geometry, block(1), first + second)
+    apart = one + stepped(geometry, block(1), second)
+    # Second moments that do not move are weights of a linear map, but gradients move them.
+    adds_up = torch.allclose(together, apart) and not geometry.kept((1, 3, 4))
+    assert geometry.is_linear == adds_up
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 5), (2, 5, 3), (4, 7, 1)])
+def test_what_the_planner_is_told_of_an_elementwise_step(shape):
+    """The gradient is turned into the eigenbasis once more than the step itself, to be squared: a
+    product on either side, of two operations for each multiplication; and eight operations for each
+    entry."""
+    groups, rows, cols = shape
+    products = 2 * rows * rows * cols + 2 * rows * cols * cols
+    assert Elementwise().operations(shape) == groups * (products + 8 * rows * cols)
+    assert Elementwise().operations((2 * groups, rows, cols)) == 2 * Elementwise().operations(shape)
+    assert Euclidean().operations(shape) == 0
