@@ -34,6 +34,12 @@ class Equivalent:
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
+        "layers/axes.py",
+        "return torch.float32 if dtype.itemsize < 4 else dtype",
+        "Lt -> LtE",
+        "activations of four bytes are float32 already",
+    ),
+    Equivalent(
         "lengths/dogleg.py",
         "edge = torch.where(legs.both > 0, ahead, behind)",
         "Gt -> GtE",

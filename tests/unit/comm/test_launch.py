@@ -13,9 +13,11 @@ from unit.comm import launch_functions
 pytestmark = pytest.mark.distributed
 
 
-def test_answers_come_in_the_order_of_ranks(monkeypatch):
-    """In new interpreters, as outside of tests."""
-    monkeypatch.setattr(launch, "multiprocessing", multiprocessing)
+@pytest.mark.parametrize("anew", [False, True])
+def test_answers_come_in_the_order_of_ranks(monkeypatch, anew):
+    """In new interpreters, as outside of tests, and in those of tests. All of them leave."""
+    if anew:
+        monkeypatch.setattr(launch, "multiprocessing", multiprocessing)
     answers = run(launch_functions.about, "word", ranks=2, threads=2)
     assert answers == [("word", 0, [0, 10], 2), ("word", 1, [0, 10], 2)]
 

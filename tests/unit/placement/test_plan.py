@@ -27,6 +27,8 @@ from natgrad.placement import (
     Work,
     World,
 )
+from natgrad.placement.memory import _in_basis
+from natgrad.specs import AppliedRoom
 from unit.placement.networks import (
     LAYOUTS,
     diagonal,
@@ -203,6 +205,23 @@ class TestCut:
         assert counts == [1, 2, 4]
 
 
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_an_average_step_sends_its_share_of_every_clock(strategy, local):
+    """Of the rank that sends most in all, be it at updates, at refreshes or at every step."""
+    world = World(4, local, update_every=5, refresh_every=20)
+    plan = strategy(mlp(4), world)
+    each = [plan.sent(rank, 11) for rank in range(4)]
+    expected = [
+        sent.gradients
+        + sent.agreement.apply
+        + (sent.factors + sent.agreement.update) / 5
+        + (sent.inverses + sent.agreement.refresh) / 20
+        for sent in each
+    ]
+    assert plan.average_sent(11) == pytest.approx(max(expected), rel=1e-12)
+
+
 def most_of_an_update(plan):
     return max(plan.memory(rank).update for rank in plan.world.ranks)
 
@@ -213,6 +232,26 @@ class TestMemory:
         plan = MemOpt()([linear("one", 3, 2, 2)], world)
         assert (plan.memory(0).factors, plan.memory(0).inverses) == (12 * 2, 24 * 8)
         assert plan.memory(1).kept == 0
+
+    def test_what_is_prepared_is_there_for_every_block(self):
+        """Each block keeps its own; what passes in products is of one stack after the other."""
+        rooms = [AppliedRoom(prepared=7), AppliedRoom(prepared=9), AppliedRoom(prepared=9)]
+        blocks = [
+            replace(linear(f"l{i}", 3 + i, 2, 1), applied=room) for i, room in enumerate(rooms)
+        ]
+        plan = MemOpt()(blocks, World(1, kept_inverse_bytes=8))
+        assert plan.memory(0).prepared == 8 * (7 + 9 + 9)
+
+    def test_alone_no_parts_wait_for_those_of_others(self):
+        """Of EKFAC, whose second moments follow once both bases are there."""
+        blocks = [ekfac("one", 6, 5, 1), ekfac("two", 4, 3, 1)]
+        own, every, followed = _in_basis(MemOpt()(blocks, World(1)))
+        assert (own.tolist(), every.tolist()) == ([0], [0])
+        assert followed[0] > 0
+        own, every, _ = _in_basis(CommOpt()([ekfac("one", 6, 5, 2)], World(2)))
+        parts = 4 * sum(ekfac("one", 6, 5, 2).factor(name).parts for name in "AG")
+        assert own.sum() == parts  # each where it is made
+        assert every.tolist() == [parts, parts]
 
     def test_of_every_kind_by_hand(self):
         """One layer 3 x 3 on two ranks: two factors of 6 numbers, with parts of 12 each."""
