@@ -194,10 +194,11 @@ class Block:
         """The parts of these factors as they are now, ``None`` for one that cannot be decomposed;
         of those in ``rows`` only these rows, as other ranks make the others.
 
-        A factor that has seen no data is left out."""
-        rows = rows or {}
+        A factor that has seen no data is left out, and all where nothing comes of the others."""
+        rows, names = rows or {}, tuple(names)
         matrices = self.structure.matrices(self.kept(), self.forms)
-        if self.inverse.damps_factors and not matrices.keys() >= set(self.decomposes):
+        begins = () if self.ready else names  # a block begins with all of its factors
+        if not matrices.keys() >= set(self.decomposes if self.inverse.damps_factors else begins):
             return {}  # the damping of one depends on the others
         dampings = self._dampings(matrices, damping)
         found = {

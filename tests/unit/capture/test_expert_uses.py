@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import expert_modules as em
 import natgrad
-from natgrad import EKFAC, KFAC, Cholesky, ExactFisher, Kronecker, MeanLoss, NaturalMuon
+from natgrad import EKFAC, KFAC, Cholesky, Eigen, ExactFisher, Kronecker, MeanLoss, NaturalMuon
 from natgrad.errors import CaptureError, CoverageError
 from natgrad.layers import Expert, Experts, Interleaved
 from natgrad.structures import Identity
@@ -23,9 +23,10 @@ DAMPING = 0.1
 IDLE = f"experts.w.{em.IDLE}"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _grouped_mm():
-    pytest.importorskip("transformers.integrations.moe")  # which registers its operator
+@pytest.fixture(autouse=True)
+def _grouped_mm(request):
+    if "grouped" in request.node.name:
+        pytest.importorskip("transformers.integrations.moe")  # which registers its operator
 
 
 def kfac_of(net, **settings):
@@ -42,7 +43,8 @@ def backward(net, *batches, call=None):
     net.zero_grad()
     samples = sum(len(x) for x, _ in batches)
     for x, t in batches:
-        (F.cross_entropy((call or net)(x), t, reduction="sum") / samples).backward()
+        model = net if call is None else call
+        (F.cross_entropy(model(x), t, reduction="sum") / samples).backward()
 
 
 def factor(block, name):
@@ -594,13 +596,13 @@ def test_in_sixteen_bits(name, half):
 def test_other_parameters_of_the_module_have_their_own_blocks():
     class Shifted(em.Mixture):
         def __init__(self):
-            super().__init__("grouped")
+            super().__init__("gathered_bmm")
             self.shift = nn.Parameter(torch.randn(em.OUT, dtype=torch.float64))
 
         def forward(self, h, c):
             return super().forward(h, c) + self.shift
 
-    net = em.Net("grouped")
+    net = em.Net("gathered_bmm")
     net.experts = Shifted().double()
     kfac = kfac_of(net)
     for seed in range(2):
@@ -688,3 +690,49 @@ def test_narrow_matrices():
             found.append(model.w.grad)
         for one in found[1:]:
             close(one, found[0])
+
+
+def test_an_idle_expert_is_not_decomposed():
+    net, made = em.Net(), []
+
+    class Counting(Eigen):
+        def decompose(self, factor, damping):
+            made.append(len(factor))
+            return super().decompose(factor, damping)
+
+    kfac = kfac_of(net, inverse=Counting())
+    for seed in range(2):
+        backward(net, em.batch(seed=seed))
+        kfac.step()
+    assert sum(made) == 2 * 2 * (em.EXPERTS - 1 + 2)  # of two linear layers as well
+
+
+def test_all_experts_are_applied_at_once():
+    """What a step calls does not grow with the number of experts."""
+    stacks = []
+    for experts in (2, 6):
+        model = nn.Module()
+        model.first = nn.Linear(4, 4)
+        model.w = nn.Parameter(torch.randn(experts, 4, 4))
+        model.forward = lambda x, m=model: torch.einsum("ni,eoi->no", m.first(x), m.w)
+        kfac = KFAC(model, kl_clip=None, split={"w": Experts()})
+        model(torch.randn(6, 4)).square().sum(1).mean().backward()
+        kfac.step()
+        stacks.append([stack.shape[0] for stack in kfac.preconditioning.stacks])
+    assert stacks == [[2, 1], [6, 1]]
+
+
+def test_compiled():
+    net = em.Net("bmm")
+    expected = em.reference(net, em.batch())
+    model = torch.compile(net, backend="eager")
+    kfac = kfac_of_compiled(model, net)
+    backward(net, em.batch(), call=model)
+    kfac.step()
+    check(net, kfac, expected)
+
+
+def kfac_of_compiled(model, net):
+    split = {"experts.w": Experts(inputs_first=net.experts.inputs_first)}
+    settings = {"damping": DAMPING, "kl_clip": None, "loss": MeanLoss(), "split": split}
+    return KFAC(model, **settings, update_every=1, refresh_every=1)

@@ -166,6 +166,7 @@ OPTIMIZERS = {
     "muon": lambda model: NaturalMuon(model, 0.02, update_every=2, refresh_every=2),
     "by_output": lambda model: NaturalMuon(model, 0.02, length=natgrad.OutputChange()),
     "cholesky": lambda model: NaturalMuon(model, 0.02, inverse=natgrad.Cholesky()),
+    "narrow": lambda model: NaturalMuon(model, 0.02, max_dim=4),
     "kfac": lambda model: natgrad.KFAC(model, kl_clip=None, damping=0.1, update_every=2),
 }
 
