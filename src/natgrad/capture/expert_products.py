@@ -48,6 +48,11 @@ class Product:
         Arguments:
             experts: how many there are.
         """
+        if len(self.ids) == 1:  # of a loop over experts, which would count all of them each time
+            if self.a.shape[1]:
+                take = _Some(0, 1, None)
+                yield int(self.ids), take(self.a), _Arranged(self.arrange, take)
+            return
         counts = torch.bincount(self.ids, minlength=experts).tolist()
         order: Tensor | None = None
         if bool((self.ids.diff() < 0).any()):

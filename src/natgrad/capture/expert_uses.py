@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from natgrad.capture.accounts import StackEntry
+from natgrad.capture.backwards import reaches
 from natgrad.capture.bare_uses import BareHooks, mark_output, storage_of
 from natgrad.capture.blocks import Block
 from natgrad.capture.expert_products import Arrange, Product, Views, copied, multiplied
@@ -229,9 +230,11 @@ class _SeenRows:
         self.capture, self.experts, self.product = capture, experts, product
 
     def __call__(self, g: Tensor) -> None:
+        experts, product = self.experts, self.product
         if torch.is_grad_enabled() or self.capture.root in observed:
             return
-        experts, product = self.experts, self.product
+        if not reaches(experts.blocks[0].parameters):
+            return
         g = product.arrange(g.detach())
         if experts.parameter.requires_grad:
             experts.entry.add_seen(product.ids, product.rows, g, product.a)

@@ -736,3 +736,19 @@ def kfac_of_compiled(model, net):
     split = {"experts.w": Experts(inputs_first=net.experts.inputs_first)}
     settings = {"damping": DAMPING, "kl_clip": None, "loss": MeanLoss(), "split": split}
     return KFAC(model, **settings, update_every=1, refresh_every=1)
+
+
+@pytest.mark.parametrize("name", ["linear", "index_select", "bmm"])
+def test_the_gradient_of_an_input_alone_counts_for_nothing(name):
+    """As adversarial training takes it, before the loss that is trained."""
+    net, (x, t) = em.Net(name), em.batch()
+    expected = em.reference(net, (x, t))
+    kfac = kfac_of(net)
+    net.zero_grad()
+    inputs = x.clone().requires_grad_()
+    loss = F.cross_entropy(net(inputs), t)
+    (toward,) = torch.autograd.grad(loss, inputs, retain_graph=True)
+    assert toward.any()
+    loss.backward()
+    kfac.step()
+    check(net, kfac, expected)
