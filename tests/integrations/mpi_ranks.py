@@ -1,10 +1,13 @@
 """Trains a plain model over MPI and in one process, to be run by mpirun; rank 0 prints how far the
-weights are apart, relative to the largest of a tensor, for every way of doing it."""
+weights are apart, relative to the largest of a tensor, for every way of doing it; then runs the
+script that the arguments name."""
 
 import json
+import runpy
 import sys
 import traceback
 import warnings
+from pathlib import Path
 
 import torch
 from mpi4py.MPI import COMM_WORLD
@@ -52,6 +55,9 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+        del sys.argv[0]
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

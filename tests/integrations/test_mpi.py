@@ -41,20 +41,30 @@ def mpirun(script, *options):
     return run.stdout
 
 
-def test_weights_are_those_of_one_process():
+@pytest.fixture(scope="module")
+def printed():
+    """The comparison in the first line, and behind it the example: by two processes that are
+    started once."""
+    pytest.importorskip("sklearn")
+    first, _, rest = mpirun(HERE / "mpi_ranks.py", EXAMPLES / "mpi.py", "--steps", "20").partition(
+        "\n"
+    )
+    return first, rest
+
+
+def test_weights_are_those_of_one_process(printed):
     """Three placements, three methods and uneven batches; K-FAC averages the gradients itself."""
-    distances = json.loads(mpirun(HERE / "mpi_ranks.py"))
+    distances = json.loads(printed[0])
     assert len(distances) == 12
     for way, distance in distances.items():
         assert distance < 1e-10, way
 
 
-def test_example():
-    pytest.importorskip("sklearn")
-    printed = mpirun(EXAMPLES / "mpi.py", "--steps", "20")
-    *_, last = printed.splitlines()
+def test_example(printed):
+    _, shown = printed
+    *_, last = shown.splitlines()
     found = re.fullmatch(r"step 20: test loss [\d.]+, accuracy ([\d.]+)%", last)
     assert found, last
     assert float(found[1]) > 70
-    assert "Plan Auto: " in printed
-    assert re.search(r"^ *gradients +[\d.]+ [KM]iB", printed, re.MULTILINE)
+    assert "Plan Auto: " in shown
+    assert re.search(r"^ *gradients +[\d.]+ [KM]iB", shown, re.MULTILINE)
