@@ -34,6 +34,12 @@ class Equivalent:
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
+        "kfac/refresh.py",
+        "_LARGE = 2048",
+        "2048 -> 2049",
+        "how many matrices are decomposed at a time changes how long it takes, and no number",
+    ),
+    Equivalent(
         "layers/axes.py",
         "return torch.float32 if dtype.itemsize < 4 else dtype",
         "Lt -> LtE",

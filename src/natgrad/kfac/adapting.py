@@ -36,7 +36,9 @@ class Adapting:
             )
         if self.prediction.remembered:
             now = self.settings.at(max(0, self.steps - 1))
-            ratio = self.prediction.ratio(float(before), float(after), now)
+            # A loss that still has its graph: float() would warn of that.
+            first, last = (x.item() if isinstance(x, Tensor) else x for x in (before, after))
+            ratio = self.prediction.ratio(first, last, now)
             self.settings.adapted = rule.next(self.settings.adapted, ratio)
             self._gathered = None  # a state that was gathered has the damping before
         return self.settings.adapted

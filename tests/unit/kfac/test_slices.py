@@ -1,5 +1,7 @@
 """Weights as wide as a vocabulary: slice by slice the same step, in a fraction of the memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -102,3 +104,16 @@ def test_the_plan_of_a_head_of_32000_words():
     model = nn.Linear(2048, 32_000, bias=False, device="meta")
     plan = KFAC(model, kl_clip=None).plan
     assert plan.memory(0).total <= 300 << 20
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(10, 4), (11, 4), (30, 1), (9, 30)])
+def test_slices_are_as_few_as_half_the_limit_allows(rows, cols, monkeypatch):
+    """Of 20 numbers each, or one row if that has more; of nearly one size, all rows once."""
+    monkeypatch.setattr(cutting, "WHOLE", 40)
+    found = cutting.slices(SimpleNamespace(shape=(1, rows, cols)), 1)
+    most = max(1, 20 // cols)
+    assert len(found) == -(-rows // most)
+    assert [row for part in found for row in range(part.start, part.stop)] == list(range(rows))
+    sizes = {part.stop - part.start for part in found}
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
