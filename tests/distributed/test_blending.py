@@ -1,6 +1,7 @@
 """`natgrad.lengths.Dogleg` on several ranks: the weights of one process, however they are cut."""
 
 import copy
+import dataclasses
 from functools import lru_cache
 
 import pytest
@@ -103,3 +104,36 @@ def test_a_state_of_one_process_goes_on_and_plain_ranks_are_refused(world):
     for own, steps in world.run(go_on, *saved, ranks=2):
         assert steps == 4
         assert_same(own, weights(model), "")
+
+
+def train_cut(layout):
+    """Layers in columns and rows, on the ranks of the default group; alone without a layout."""
+    layouts.quiet()
+    layouts.METHODS["dogleg"] = {"length": natgrad.lengths.Dogleg()}
+    case = layouts.Case("transformer", layout, "dogleg")
+    replicas = 2 if "fsdp" in layout else 1
+    if dist.is_initialized():
+        model, part, parts = case.spread()
+    else:
+        model, part, parts = layouts.network(case.network, case.dtype), 0, 1
+        case = dataclasses.replace(case, layout="")
+    kfac, optimizer = case.make(model)
+    kfac.attach()
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        if dist.is_initialized():
+            layouts.backward(case, model, kfac, step, part, parts)
+        else:
+            x, y = layouts.batch(case.network, step, layouts.EACH * replicas)
+            layouts.loss(case, model, kfac, x, y).backward()
+        optimizer.step()
+    return weights(model), dict(kfac.blending.added)
+
+
+@pytest.mark.parametrize(("ranks", "layout"), [(2, "tp"), (4, "fsdp + tp")])
+def test_layers_that_are_cut(world, ranks, layout):
+    expected, legs = train_cut(layout)
+    assert any(b > 0 for b in legs.values())
+    for own, added in world.run(train_cut, layout, ranks=ranks):
+        assert_same(own, expected, layout)
+        assert added == pytest.approx(legs, rel=1e-6)
