@@ -659,6 +659,15 @@ def test_optimizers_that_keep_weights_are_refused_by_name():
         trained(model, optimizer, [0])
 
 
+def test_a_gradient_that_is_the_weight_is_no_copy_of_it():
+    model, optimizer, _ = attached("momentum", lr=1e-4)
+    optimizer.zero_grad()
+    loss_of(model, 0).backward()
+    for p in model.parameters():
+        p.grad.copy_(p.detach())
+    optimizer.step()
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_those_of_torch_are_not(name):
     with warnings.catch_warnings():
