@@ -660,7 +660,7 @@ def test_optimizers_that_keep_weights_are_refused_by_name():
 
 
 def test_a_gradient_that_is_the_weight_is_no_copy_of_it():
-    model, optimizer, _ = attached("momentum", lr=1e-4)
+    model, optimizer, _ = attached("dampened", lr=1e-4)
     optimizer.zero_grad()
     loss_of(model, 0).backward()
     for p in model.parameters():
