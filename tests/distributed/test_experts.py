@@ -84,7 +84,9 @@ def train_all(layout):
     for name in WAYS:
         for key, placement in PLACEMENTS.items():
             model = wrapped(em.Net(name), layout)
-            kfac, optimizer = make(model, name, distributed=Distributed(placement))
+            # Buckets of a block or two, which leave at other times on ranks with other rows.
+            distributed = Distributed(placement, bucket_bytes=300)
+            kfac, optimizer = make(model, name, distributed=distributed)
             micro = 2 if key == "half" and layout != "ddp" else 1
             go_on(model, kfac, optimizer, range(STEPS), rank, ranks, micro)
             found[name, key] = weights(model)
@@ -150,3 +152,33 @@ def test_what_one_rank_does_not_understand_all_drop(world):
         assert error < 1e-14
         assert not ready
         assert counts == {1}
+
+
+def sharded():
+    """Each rank has two of the experts, and gathers them to multiply by."""
+    layouts.quiet()
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = em.Net("einsum_over_experts")
+    for name, p in list(model.named_parameters()):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        how = [Shard(0)] if name == "experts.w" else [Replicate()]
+        setattr(
+            owner, name.rpartition(".")[2], nn.Parameter(distribute_tensor(p.detach(), mesh, how))
+        )
+    run = model.experts.run
+    model.experts.run = lambda h, w, b, c: run(h, w.full_tensor(), b, c)
+    for layer in (model.first, model.head):
+        layer.forward = lambda x, m=layer: F.linear(x, m.weight.full_tensor(), m.bias.full_tensor())
+    kfac, _ = make(model, "linear", kl_clip=None)
+    x, t = em.batch()
+    F.cross_entropy(model(x), t).backward()
+    kfac.step()
+    return kfac.coverage().uncovered["experts.w"]
+
+
+def test_experts_in_shards_say_so(world):
+    for why in world.run(sharded, ranks=2):
+        assert why == "in forward it is in shards, as of tensor or expert parallelism"

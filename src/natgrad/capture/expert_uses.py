@@ -108,8 +108,11 @@ class ExpertHooks(TorchFunctionMode):
         if current is None:
             return
         trained = torch.is_grad_enabled()
-        if trained and is_sharded(current):
-            experts.entry.refuse("is in shards, as of tensor or expert parallelism")
+        if not _is_plain(current):
+            why = "is in shards, as of tensor or expert parallelism"
+            if not is_sharded(current):
+                why = f"is a {type(current).__name__}"
+            self._refuse(experts, why)
             return
         ids = torch.arange(current.shape[0], device=current.device)
         rows = range(current.shape[1 + experts.order.index("o")])
@@ -143,7 +146,7 @@ class ExpertHooks(TorchFunctionMode):
 
     def _of(self, t: Tensor) -> list[Matrices]:
         """What a tensor is a view of: one at most."""
-        if type(t) is not Tensor and not isinstance(t, nn.Parameter):
+        if not _is_plain(t):
             return []
         return [one for one in self.held.get(storage_of(t), []) if one.holds(t)][:1]
 
@@ -199,6 +202,11 @@ class ExpertHooks(TorchFunctionMode):
                     capture.watch_gradient(use, a, out, _View(use[1], arrange, part))
         if watched:
             out.register_hook(_SeenRows(capture, experts, product))
+
+
+def _is_plain(t: Tensor) -> bool:
+    """Whether a tensor's numbers lie where its storage says, as those of other classes need not."""
+    return type(t) is Tensor or type(t) is nn.Parameter
 
 
 def _own_part(layer: Expert, rows: range) -> list[int] | bool | str | None:

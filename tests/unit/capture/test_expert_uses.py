@@ -752,3 +752,15 @@ def test_the_gradient_of_an_input_alone_counts_for_nothing(name):
     loss.backward()
     kfac.step()
     check(net, kfac, expected)
+
+
+def test_a_parameter_of_another_class_is_refused_by_name():
+    class Packed(nn.Parameter):
+        pass
+
+    net = em.Net()
+    net.experts.w = Packed(net.experts.w.detach())
+    kfac = kfac_of(net)
+    backward(net, em.batch())
+    kfac.step()
+    assert kfac.coverage().uncovered["experts.w"] == "in forward it is a Packed"
