@@ -52,6 +52,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "both roots are the same where the legs are at right angles",
     ),
     Equivalent(
+        "inverses/cholesky.py",
+        "if matrix.shape[1] <= _SMALL:  # many tiny ones, as norm layers have, in one call",
+        "1 -> 2",
+        "the matrix is square",
+    ),
+    Equivalent(
         "inverses/low_rank.py",
         "d = matrix.shape[1]",
         "1 -> 2",

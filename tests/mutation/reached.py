@@ -121,8 +121,8 @@ def function_of(test: str) -> str:
 def order(
     known: Sequence[Known], file: str, place: str | None, kills: dict[tuple[str, str], int]
 ) -> list[Known]:
-    """The tests that reach a function; if the map has none, those that reach its file, and for what
-    is in no function first those and then all others. Those that have noticed most mutants, of the
+    """The tests that reach a function, then those that reach its file, and for what is in no
+    function then all others. Those that have noticed most mutants, of the
     same file above all, in the least time come first.
 
     Arguments:
@@ -137,13 +137,11 @@ def order(
         return (1 + 20 * here + in_all.get(one.function, 0)) / (0.05 + one.seconds)
 
     every = varied(known, promise)
-    able = [one for one in every if place in one.reached]
-    if able:
-        return able
+    able = {one.test for one in every if place in one.reached}
     inside = {one.test for one in every if any(name.startswith(f"{file}:") for name in one.reached)}
-    if place is not None:  # other parameters than those of the map may reach it
-        return [one for one in every if one.test in inside]
-    return sorted(every, key=lambda one: one.test not in inside)
+    if place is not None:  # parameters that are not in the map may reach it, too
+        every = [one for one in every if one.test in inside]
+    return sorted(every, key=lambda one: (one.test not in able, one.test not in inside))
 
 
 def varied(known: Iterable[Known], promise: Callable[[Known], float]) -> list[Known]:

@@ -14,6 +14,7 @@ def test_tests_that_reach_it_those_that_notice_most_in_the_least_time_first():
     sharp, other = known("sharp", 3.0, "a.py:f"), known("other", 0.0, "b.py:g")
     every = [slow, fast, sharp, other]
     assert order(every, "a.py", "a.py:f", {("a.py", "sharp"): 5}) == [sharp, fast, slow]
+    assert order(every, "b.py", "b.py:g", {}) == [other, fast]
     assert order(every, "a.py", "a.py:f", {("c.py", "sharp"): 5}) == [fast, sharp, slow]
     assert order(every, "a.py", "a.py:f", {("a.py", "fast"): 1}) == [fast, slow, sharp]
     assert order(every, "a.py", None, {}) == [fast, slow, sharp, other]

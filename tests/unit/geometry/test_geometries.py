@@ -45,6 +45,8 @@ def test_what_it_says_of_itself_is_what_its_steps_do(geometry):
     assert geometry.uses_curvature == (not torch.allclose(one, other))
     together = stepped(geometry, block(1), first + second)
     apart = one + stepped(geometry, block(1), second)
+    # What it keeps for each vector of the basis must depend on the curvature alone.
+    assert geometry.measures_in_basis == bool(geometry.kept((1, 3, 4)))
     # Second moments that do not move are weights of a linear map, but gradients move them.
     adds_up = torch.allclose(together, apart) and not geometry.kept((1, 3, 4))
     assert geometry.is_linear == adds_up
@@ -60,3 +62,22 @@ def test_what_the_planner_is_told_of_an_elementwise_step(shape):
     assert Elementwise().operations(shape) == groups * (products + 8 * rows * cols)
     assert Elementwise().operations((2 * groups, rows, cols)) == 2 * Elementwise().operations(shape)
     assert Euclidean().operations(shape) == 0
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.95])
+def test_second_moments_are_a_running_mean_without_bias(decay):
+    """Of the gradients along the basis, of those that fit alone; the latest counts most."""
+    geometry, own = Elementwise(decay=decay, eps=1e-12), block(1)
+    kept = {name: torch.zeros(shape).double() for name, shape in geometry.kept((1, 3, 4)).items()}
+    total, weight = torch.zeros(1, 3, 4, dtype=torch.float64), 0.0
+    for fits in (True, True, False, True):
+        gradient = torch.randn(1, 3, 4, dtype=torch.float64)
+        geometry.observe(own, gradient, torch.tensor([fits]), kept)
+        if fits:
+            total = decay * total + own.rotate(gradient).square()
+            weight = decay * weight + 1
+        mean = total / weight
+        torch.testing.assert_close(kept["second"] / kept["second_weight"], mean)
+        m, out = torch.randn(1, 3, 4, dtype=torch.float64), torch.empty(1, 3, 4).double()
+        geometry.step(own, m, kept, 0.1, out)
+        torch.testing.assert_close(own.rotate(out), own.rotate(m) / mean.sqrt())

@@ -187,6 +187,18 @@ def test_both_sides_of_a_whitening(kind, squared):
     assert close(turned.whiten(m, 0.7, DAMPING), qg.mT @ inside @ qa, 1e-10)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inverse", [Cholesky(), LowRank(8), Eigen()], ids=repr)
+def test_products_with_the_second_moments_of_inputs(inverse, kind):
+    """Of which there are none where a layer has no factor of its inputs."""
+    g, _ = decomposed(inverse, "whole", d=3, seed=1)
+    a, right = decomposed(inverse, kind)
+    m = torch.randn(2, 3, 8, dtype=torch.float64)
+    assert close(inverse.kronecker(g, a).along_inputs(m), m @ right, 1e-10)
+    assert close(inverse.kronecker(None, a).along_inputs(m), m @ right, 1e-10)
+    assert inverse.kronecker(g, None).along_inputs(m) is None
+
+
 @pytest.mark.parametrize("blocks", ["g", "a"])
 def test_parts_that_were_overwritten_are_read_again(blocks):
     """A refresh writes into the parts. Eigenvalues of blocks of several sizes are put together in a

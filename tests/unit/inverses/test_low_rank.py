@@ -108,6 +108,7 @@ def test_a_network_learns_with_it():
 
 
 def test_ranks_are_whole_numbers():
+    assert LowRank(1, products=0).rank == 1
     with pytest.raises(SettingError, match=r"LowRank.rank is 0 but must be a whole number"):
         LowRank(0)
     with pytest.raises(SettingError, match=r"LowRank.products is -1 but must be a whole number"):

@@ -66,6 +66,9 @@ def test_any_number_of_images_a_piece(monkeypatch, limit):
     geometry = ((2, 2), (1, 1), (1, 1), (1, 0))
     pieces = [rows[0] for rows in pieces_of(x, *geometry)]
     assert torch.equal(torch.cat(pieces), unfolded(x, *geometry).flatten(0, 1))
+    one = unfolded(x, *geometry)[0].numel()
+    assert max(rows.numel() for rows in pieces) <= max(limit, one)  # as many as fit into it
+    assert len(pieces) == -(-len(x) // max(1, limit // one))
 
 
 def test_one_dimension():
