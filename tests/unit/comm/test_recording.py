@@ -2,12 +2,11 @@
 
 import time
 
-import pytest
 import torch
 
 from natgrad.comm import Alone, ProcessGroups
 from natgrad.comm.recording import MessageTimes, Recording
-from unit.comm.contract import CONTRACT, start
+from unit.comm.contract import by_name, start
 
 LATE = 0.4  # seconds
 
@@ -18,9 +17,8 @@ def recorded(function):
     function(comm)
 
 
-@pytest.mark.parametrize("function", CONTRACT, ids=lambda function: function.__name__)
-def test_contract(world, function):
-    world.run(recorded, function, ranks=3)
+def test_contract(world):
+    world.each(recorded, by_name(), ranks=3)
 
 
 def one_is_late() -> list[MessageTimes]:
