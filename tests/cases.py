@@ -33,7 +33,7 @@ class Case:
     def model(self, seed: int = 0) -> nn.Module:
         """In float64, with parameters that are neither ones nor zeros."""
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             model = self.build().double()
             with torch.no_grad():
                 for p in model.parameters():
@@ -45,7 +45,7 @@ class Case:
 
     def data(self, n: int, seed: int = 1) -> tuple[Any, ...]:
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             return self.inputs(n)
 
     def samples(self, n: int) -> int:
