@@ -2,8 +2,8 @@
 
 import sys
 import warnings
+from collections import defaultdict
 from dataclasses import astuple, replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -112,75 +112,44 @@ def all_choices(ranks, name):
     return choices
 
 
-def choices_of(ranks, layout, name):
-    """A third of the strategies, the next one on more ranks, in another layout and on another
-    network: each in every layout on as many ranks, on every network on as many ranks, and on every
-    network in that layout. Of their variants a ninth: each on every number of ranks once, there in
-    one of the layouts and on one of the networks, and in the end in all of them."""
-    here = RANKS.index(ranks), LAYOUTS.index(layout), list(NETWORKS).index(name)
-    choices, order = all_choices(ranks, name), list(all_choices(2, name))
-    found = {}
-    for key, one in choices.items():
-        index = order.index(key)
-        if third(key):
-            taken = (index + sum(here)) % 3 == 0
-        else:
-            _, *away = ((one - here[0]) % 3 for one in here)
-            taken = away == [index % 3, index // 3 % 3]
-        if taken:
-            found[key] = one
-    return found
-
-
-def third(key):
-    """Half of three ranks is none of them, so that on two numbers of ranks a ninth is too few."""
-    return key in STRATEGIES or key.startswith("half")
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_every_strategy_is_measured(ranks):
-    expected = sorted(filter(third, all_choices(ranks, "mlp")))
-    for name in NETWORKS:
-        found = [key for layout in LAYOUTS for key in choices_of(ranks, layout, name)]
-        assert sorted(filter(third, found)) == expected
-    for layout in LAYOUTS:
-        found = [key for name in NETWORKS for key in choices_of(ranks, layout, name)]
-        assert sorted(filter(third, found)) == expected
-
-
-def test_every_variant_is_measured():
-    worlds = list(product(RANKS, LAYOUTS, NETWORKS))
-    for axis, values in enumerate((RANKS, LAYOUTS, list(NETWORKS))):
-        met = {(key, world[axis]) for world in worlds for key in choices_of(*world)}
-        assert met == {
-            (key, value)
-            for value in values
-            for key in all_choices(value if axis == 0 else 2, "mlp")
-        }
-    assert all(choices_of(*world) for world in worlds)
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("ranks", RANKS)
-def test_a_rank_sends_and_keeps_what_the_plan_says(world, ranks, layout, name):
-    choices = choices_of(ranks, layout, name)
-    results = world.run(measure, name, layout, list(choices.values()), ranks=ranks)
-    for rank, found in enumerate(results):
-        for key, one in zip(choices, found, strict=True):
-            for step, clocks in ((ALL, ("update", "refresh", "apply")), (STALE, ("apply",))):
-                expected = exact(planned(one["planned"], *clocks), ranks)
-                assert exact(one["sent"][step], ranks) == expected, (key, rank, step)
-            assert one["kept"] == astuple(one["plan"].memory(rank))[:2], (key, rank)
+def test_a_rank_sends_and_keeps_what_the_plan_says(world, in_pairs, layout, name):
+    """Each two of what is chosen, a number of ranks, a layout and a network."""
+
+    def left_out(key, ranks, *_):
+        return key not in all_choices(ranks, "mlp")  # half of three ranks is none of them
+
+    by_ranks = defaultdict(dict)
+    for key, ranks, *where in in_pairs(
+        all_choices(2, "mlp"), RANKS, LAYOUTS, NETWORKS, unless=left_out
+    ):
+        if where == [layout, name]:
+            by_ranks[ranks][key] = all_choices(ranks, name)[key]
+    assert by_ranks
+    for ranks, choices in by_ranks.items():
+        results = world.run(measure, name, layout, list(choices.values()), ranks=ranks)
+        for rank, found in enumerate(results):
+            for key, one in zip(choices, found, strict=True):
+                for step, clocks in ((ALL, ("update", "refresh", "apply")), (STALE, ("apply",))):
+                    expected = exact(planned(one["planned"], *clocks), ranks)
+                    assert exact(one["sent"][step], ranks) == expected, (key, rank, step)
+                assert one["kept"] == astuple(one["plan"].memory(rank))[:2], (key, rank)
 
 
-@pytest.mark.parametrize(("layout", "name"), [("ddp", "lm"), ("plain", "cnn"), ("fsdp", "mlp")])
-def test_so_do_eight_ranks(world, layout, name):
-    """Bytes that a rank receives are its share of what all others send, so both are compared."""
+WORLDS_OF_EIGHT = [("ddp", "lm"), ("plain", "cnn"), ("fsdp", "mlp")]
+
+
+@pytest.mark.parametrize("which", WORLDS_OF_EIGHT, ids="-".join)
+def test_so_do_eight_ranks(world, in_pairs, which):
+    """Bytes that a rank receives are its share of what all others send, so both are compared. Each
+    two of a world, a placement and a route."""
+    strategies = (natgrad.MemOpt(), natgrad.Hybrid(0.25), natgrad.CommOpt())
+    layout, name = which
     choices = [
         {"placement": strategy, "route": route}
-        for strategy in (natgrad.MemOpt(), natgrad.Hybrid(0.25), natgrad.CommOpt())
-        for route in Route
+        for where, strategy, route in in_pairs(WORLDS_OF_EIGHT, strategies, Route)
+        if where == which
     ]
     results = world.run(measure, name, layout, choices, ranks=8)
     for index in range(len(choices)):
