@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from natgrad import Cholesky, Eigen, OutputChange, Rms
+from natgrad import (
+    EKFAC,
+    Cholesky,
+    Diagonal,
+    Eigen,
+    Full,
+    Kronecker,
+    OutputChange,
+    Rms,
+    UnitWise,
+)
+from natgrad.errors import CoverageError
 from natgrad.inverses import DecomposedFactor
 from natgrad.lengths import Dogleg, Graft
 
@@ -60,3 +71,25 @@ def test_whether_it_depends_on_the_curvature(length):
     step = torch.randn(2, 3, 4, dtype=torch.float64)
     one, other = (length.squares(blocks(Eigen(), second_moments()), step) for _ in range(2))
     assert length.uses_curvature == (not torch.equal(one, other))
+
+
+@pytest.mark.parametrize(
+    ("structure", "known"),
+    [
+        (Kronecker(), True),
+        (EKFAC(), True),
+        (Kronecker(sharing="traces"), False),  # whose A is of whole gradients
+        (Diagonal(), False),
+        (UnitWise(), False),
+        (Full(), False),
+    ],
+    ids=repr,
+)
+def test_outputs_need_the_second_moments_of_inputs(structure, known):
+    """Those of norm layers are 1, whatever is kept of them."""
+    OutputChange().check("layer", structure, normalises=True)
+    if known:
+        OutputChange().check("layer", structure, normalises=False)
+    else:
+        with pytest.raises(CoverageError, match=r"of 'layer' does not keep: use Kronecker\(\)"):
+            OutputChange().check("layer", structure, normalises=False)
