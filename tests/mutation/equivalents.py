@@ -58,6 +58,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "the matrix is square",
     ),
     Equivalent(
+        "linalg/forms.py",
+        "count = 1 if dim < 96 else 2 if dim < 192 else 4 if dim < 512 "
+        "else 8 if dim < 2500 else 12",
+        "4 -> 5",
+        "into how many slabs a triangle is cut changes how long products take, and no entry of it",
+    ),
+    Equivalent(
         "inverses/low_rank.py",
         "d = matrix.shape[1]",
         "1 -> 2",

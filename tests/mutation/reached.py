@@ -121,9 +121,9 @@ def function_of(test: str) -> str:
 def order(
     known: Sequence[Known], file: str, place: str | None, kills: dict[tuple[str, str], int]
 ) -> list[Known]:
-    """The tests that reach a function, then those that reach its file, and for what is in no
-    function then all others. Those that have noticed most mutants, of the
-    same file above all, in the least time come first.
+    """The tests that reach a function, then those that reach its file, then all others: parameters
+    that are not in the map may reach it, too. Those that have noticed most mutants, of the same
+    file above all, in the least time come first.
 
     Arguments:
         kills: how many mutants of a file a test function has noticed.
@@ -139,8 +139,6 @@ def order(
     every = varied(known, promise)
     able = {one.test for one in every if place in one.reached}
     inside = {one.test for one in every if any(name.startswith(f"{file}:") for name in one.reached)}
-    if place is not None:  # parameters that are not in the map may reach it, too
-        every = [one for one in every if one.test in inside]
     return sorted(every, key=lambda one: (one.test not in able, one.test not in inside))
 
 

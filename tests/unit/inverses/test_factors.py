@@ -199,6 +199,26 @@ def test_products_with_the_second_moments_of_inputs(inverse, kind):
     assert inverse.kronecker(g, None).along_inputs(m) is None
 
 
+@pytest.mark.parametrize("kind", [*KINDS, None])
+@pytest.mark.parametrize("other", ["whole", "diagonal", None])
+def test_into_the_eigenbasis_and_back(kind, other):
+    """Coordinates along the eigenvectors, in which the block is a diagonal; of a side that is a
+    diagonal or the identity these are its own."""
+    if kind is None and other is None:
+        pytest.skip("of one side at least there is a factor")
+    inverse, eye = Eigen(), [torch.eye(n, dtype=torch.float64).expand(2, n, n) for n in (3, 8)]
+    g, left = (None, eye[0]) if other is None else decomposed(inverse, other, d=3, seed=1)
+    a, right = (None, eye[1]) if kind is None else decomposed(inverse, kind)
+    block, m = inverse.kronecker(g, a), torch.randn(2, 3, 8, dtype=torch.float64)
+    turned = block.rotate(m)
+    assert close(block.rotate_back(turned), m, 1e-10)
+    assert close(turned.flatten(1).norm(dim=1), m.flatten(1).norm(dim=1), 1e-10)
+    values = block.values(m.shape)
+    assert close(block.rotate(left @ m @ right), values * turned, 1e-10)
+    if other in ("diagonal", None) and kind in ("diagonal", None):
+        assert torch.equal(turned, m)
+
+
 @pytest.mark.parametrize("blocks", ["g", "a"])
 def test_parts_that_were_overwritten_are_read_again(blocks):
     """A refresh writes into the parts. Eigenvalues of blocks of several sizes are put together in a
@@ -276,6 +296,9 @@ def test_what_the_planner_is_told_of_decompositions():
     assert LowRank(20).shapes(wide) == ((2, 20, 2000), (2, 20), (2, 1))
     assert LowRank(20).shapes(spec) == ((3, 6, 6), (3, 6), (3, 1))
     assert LowRank(20).cost(spec).apply == 4.0 * 6
+    # The factors themselves, and spans, bases and products of 28 vectors.
+    assert LowRank(20).workspace(wide) == 2 * (2000**2 + 4 * 2000 * 28)
+    assert LowRank(20).workspace(spec) == Routine.EIGEN.workspace(6, 3)
 
 
 def test_an_inverse_without_eigenvectors_has_no_basis_for_ekfac():

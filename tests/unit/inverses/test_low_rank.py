@@ -82,6 +82,12 @@ def test_it_costs_a_fraction():
     wide = 256 + MORE
     each = 2 * 9217**2 * wide + 4 * 9217 * wide**2
     assert cost.decompose == 4 * each + Routine.EIGEN.operations(wide)
+    # Of less than three times the rank and its spare vectors it is all of the decomposition.
+    for dim, exact in ((83, True), (84, False)):
+        own = 20 + MORE
+        sketched = 4 * (2 * dim**2 * own + 4 * dim * own**2) + Routine.EIGEN.operations(own)
+        expected = Routine.EIGEN.operations(dim) if exact else sketched
+        assert LowRank(20).cost(FactorSpec(dim, 1, 1)).decompose == expected
     assert LowRank(256, products=0).cost(spec).decompose == 2 * each + Routine.EIGEN.operations(
         wide
     )

@@ -95,6 +95,14 @@ def test_exact_where_that_costs_no_more(name):
     assert found.standard_error == 0
 
 
+def test_as_many_products_as_columns_are_exact_and_fewer_are_not():
+    matrix = torch.diag(torch.arange(1.0, 13.0, dtype=torch.float64))
+    for steps, exact in ((4, True), (3, False)):  # of three probes, for twelve columns
+        rule = quadrature(lambda m: matrix @ m, 12, probes=3, steps=steps, **DOUBLE)
+        assert rule.exact == exact
+        assert rule.products == (12 if exact else 9)
+
+
 @pytest.mark.parametrize("steps", [1, 5, 40])
 @pytest.mark.parametrize(
     "values", [torch.zeros(200), 3 * torch.ones(200), torch.ones(200).cumsum(0) % 2]

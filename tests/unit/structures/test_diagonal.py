@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
-from natgrad import Diagonal
+from natgrad import KFAC, Diagonal
 
 
 @pytest.mark.parametrize("positions", [1, 3])
@@ -27,3 +28,20 @@ def test_positions_are_summed_before_they_are_squared(positions, cols, whole):
             expected[b] += each[b, n].square()
     torch.testing.assert_close(sums["F"].kept.view(groups, rows, cols), expected)
     assert sums["F"].count == 7 + samples
+
+
+@pytest.mark.parametrize("kind", ["linear", "embedding", "norm"])
+@pytest.mark.parametrize("positions", [None, 2])
+@pytest.mark.parametrize("vectors", [1, 3])
+def test_gradients_of_several_vectors_may_be_one(kind, positions, vectors):
+    """Of a linear layer with one position a sample, whose squares are all that counts of them."""
+    module = {"linear": nn.Linear(4, 3), "embedding": nn.Embedding(4, 3), "norm": nn.LayerNorm(3)}
+    (block,) = KFAC(module[kind], kl_clip=None, structure=Diagonal()).blocks
+    shape = (5, 3) if positions is None else (5, positions, 3)
+    gs = [torch.randn(shape) for _ in range(vectors)]
+    found = Diagonal().folded(block.layers[0], gs)
+    if kind == "linear" and positions is None:
+        assert len(found) == 1
+        torch.testing.assert_close(found[0].square(), sum(g.square() for g in gs))
+    else:
+        assert list(map(id, found)) == list(map(id, gs))
