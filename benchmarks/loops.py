@@ -4,9 +4,10 @@ Four loops as people write them, each with its own optimizer, learning rate, sch
 small GPT on characters with AdamW and with SGD, and a VAE on handwritten digits with Adam and with
 SGD. Nothing of them is changed. Then `natgrad.KFAC(model, optimizer)` is added, at its defaults,
 with `length=natgrad.lengths.Graft()`, and with the root of the curvature, as Adam divides by one,
-`geometry=natgrad.geometry.Euclidean(0.5)`. In the place of Adam, whose update has a root mean
-square of about its learning rate, `NaturalMuon` steps as far at the same rate. What is printed
-is the last loss (mean over the last twentieth of the steps), for each of some seeds and on average.
+`geometry=natgrad.geometry.Euclidean(0.5)`, and beside the optimizer's own update, with
+`length=natgrad.lengths.Dogleg()`. In the place of Adam, whose update has a root mean square of
+about its learning rate, `NaturalMuon` steps as far at the same rate. What is printed is the last
+loss (mean over the last twentieth of the steps), for each of some seeds and on average.
 
 SGD's rates are the best of 0.01, 0.03, 0.1, 0.3, 1.0 without K-FAC (`--tune` finds them again).
 """
@@ -37,6 +38,7 @@ METHODS: dict[str, Settings | None] = {
     "`KFAC(model, optimizer, geometry=Euclidean(0.5))`": {
         "geometry": natgrad.geometry.Euclidean(0.5)
     },
+    "`KFAC(model, optimizer, length=Dogleg()).attach()`": {"length": natgrad.lengths.Dogleg()},
 }
 INSTEAD: dict[str, Settings] = {
     "`NaturalMuon(model, lr)`": {},
@@ -151,6 +153,8 @@ def train(
         optimizer = natgrad.NaturalMuon(model, rate, weight_decay=decay, **(settings or {}))
     elif settings is not None:
         kfac = natgrad.KFAC(model, optimizer, **settings)
+        if isinstance(settings.get("length"), natgrad.lengths.Dogleg):
+            kfac.attach()
     batches = loop.batches(torch.Generator().manual_seed(seed))
     seen = []
     for step in range(loop.steps):
@@ -164,7 +168,7 @@ def train(
         loss.backward()
         if loop.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), loop.clip)
-        if kfac is not None:
+        if kfac is not None and kfac.attachment is None:
             kfac.step()
         optimizer.step()
         seen.append(float(loss.detach()) / loop.unit)
@@ -176,12 +180,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--loop", action="append", choices=list(LOOPS))
+    parser.add_argument("--method", action="append", help="of the table, in its words; else all")
     parser.add_argument("--tune", action="store_true", help="SGD's rates, without K-FAC")
     args = parser.parse_args()
     print("| loop | method | rate | last loss of each seed | mean |\n|---|---|---:|---|---:|")
     for name in args.loop or LOOPS:
         loop = LOOPS[name]
         methods = METHODS if loop.optimizer is sgd else {**METHODS, **INSTEAD}
+        methods = {k: v for k, v in methods.items() if k in (args.method or methods)}
         if args.tune:
             methods = {"as it is": None}
         for rate in RATES if args.tune else (loop.rate,):
