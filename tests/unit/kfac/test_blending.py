@@ -651,11 +651,19 @@ class Keeper(Optimizer):
                 p.copy_(kept)
 
 
-def test_optimizers_that_keep_weights_are_refused_by_name():
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (Keeper, r"Keeper keeps a copy of the weights \('main'\)"),
+        (lambda ps: torch.optim.ASGD(ps, lr=1e-4), r"ASGD keeps a copy of the weights \('ax'\)"),
+    ],
+    ids=["rounded", "averaged"],
+)
+def test_optimizers_that_keep_weights_are_refused_by_name(make, sentence):
     model = network(torch.float32)
-    optimizer = Keeper(model.parameters())
+    optimizer = make(model.parameters())
     KFAC(model, optimizer, length=Dogleg()).attach()
-    with pytest.raises(SettingError, match=r"Keeper keeps a copy of the weights \('main'\)"):
+    with pytest.raises(SettingError, match=sentence):
         trained(model, optimizer, [0])
 
 
