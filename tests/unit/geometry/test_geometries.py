@@ -81,3 +81,24 @@ def test_second_moments_are_a_running_mean_without_bias(decay):
         m, out = torch.randn(1, 3, 4, dtype=torch.float64), torch.empty(1, 3, 4).double()
         geometry.step(own, m, kept, 0.1, out)
         torch.testing.assert_close(own.rotate(out), own.rotate(m) / mean.sqrt())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_rounding_errors_alone_have_moved_is_left_alone(dtype):
+    """Coordinates of less than 64 rounding errors of the largest one of the same matrix."""
+    own, m = Eigen().kronecker(*(diagonal(n, dtype) for n in (1, 5))), torch.ones(1, 1, 5).to(dtype)
+    roots = torch.tensor([1.0, 0.5, 96 * torch.finfo(dtype).eps, 32 * torch.finfo(dtype).eps, 0.0])
+    kept = {
+        "second": roots.to(dtype).square().view(1, 1, 5),
+        "second_weight": torch.ones(1).to(dtype),
+    }
+    out = torch.empty_like(m)
+    Elementwise(eps=1e-30).step(own, m, kept, 0.1, out)
+    expected = torch.where(roots > 64 * torch.finfo(dtype).eps, 1 / roots, 0.0)
+    torch.testing.assert_close(out.flatten(), expected.to(dtype))
+
+
+def diagonal(dim, dtype):
+    values = torch.ones(1, dim, dtype=dtype)
+    parts = Eigen().decompose_diagonal(values, torch.zeros(1, dtype=dtype))
+    return DecomposedFactor(Eigen(), parts, dim, diagonal=True)
