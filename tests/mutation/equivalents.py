@@ -40,10 +40,22 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "how many matrices are decomposed at a time changes how long it takes, and no number",
     ),
     Equivalent(
+        "comm/wire.py",
+        'piece = _CACHED if device.type == "cpu" else max(1, size)',
+        "Eq -> NotEq",
+        "in how many pieces words are packed changes how long it takes, and no word",
+    ),
+    Equivalent(
         "layers/axes.py",
         "return torch.float32 if dtype.itemsize < 4 else dtype",
         "Lt -> LtE",
         "activations of four bytes are float32 already",
+    ),
+    Equivalent(
+        "layers/behaviour.py",
+        "if (module.padding_idx or 0) >= rows:",
+        "0 -> 1",
+        "there are more rows than one",
     ),
     Equivalent(
         "lengths/dogleg.py",

@@ -195,6 +195,13 @@ class Repeated(nn.Linear):
         return super().forward(super().forward(x))
 
 
+class OtherBias(nn.Linear):
+    """Nearly the product of its base class."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias * 1.02).relu()
+
+
 class Gained(nn.Linear):
     """With a learned number, which has no axes."""
 
@@ -213,8 +220,9 @@ class Gained(nn.Linear):
         (lambda: Tangled(3, 4, 3), "something else than that of Conv2d"),
         (lambda: Squashed(3, 4), "something else than that of Linear"),
         (lambda: Repeated(3, 3), "something else than that of Linear"),
+        (lambda: OtherBias(3, 4), "something else than that of Linear"),
     ],
-    ids=["gained", "tangled", "squashed", "repeated"],
+    ids=["gained", "tangled", "squashed", "repeated", "bias"],
 )
 def test_anything_else_has_a_reason(make, reason):
     assert reason in layers_of("it", make())
