@@ -39,6 +39,23 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "2048 -> 2049",
         "how many matrices are decomposed at a time changes how long it takes, and no number",
     ),
+    *(
+        Equivalent(
+            "capture/expert_views.py",
+            "steps = [1, 1, 1]",
+            "1 -> 2",
+            "an axis that a view does not go along has one entry, whatever the step",
+            nth,
+        )
+        for nth in range(3)
+    ),
+    Equivalent(
+        "comm/horovod.py",
+        "super().__init__(buffers[0].new_empty(0), dtype, failure, *buffers)",
+        "0 -> 1",
+        "the empty tensor is replaced by what Horovod gives, before anybody sees it",
+        1,
+    ),
     Equivalent(
         "comm/wire.py",
         'piece = _CACHED if device.type == "cpu" else max(1, size)',
