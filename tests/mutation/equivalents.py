@@ -63,6 +63,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "in how many pieces words are packed changes how long it takes, and no word",
     ),
     Equivalent(
+        "placement/strategies/hybrid.py",
+        "powers = [4**k for k in range((size.bit_length() + 1) // 2)]",
+        "1 -> 2",
+        "next to one more power of four is the number of ranks, which is there anyway",
+    ),
+    Equivalent(
         "layers/axes.py",
         "return torch.float32 if dtype.itemsize < 4 else dtype",
         "Lt -> LtE",

@@ -14,6 +14,7 @@ from natgrad.placement import (
     Duty,
     Flops,
     Hybrid,
+    Link,
     MemOpt,
     Reduce,
     Share,
@@ -22,7 +23,7 @@ from natgrad.placement import (
     simulate,
 )
 from natgrad.placement.strategies.hybrid import grid
-from natgrad.placement.strategies.sharing_out import Job, share_out
+from natgrad.placement.strategies.sharing_out import Job, Sharing, _seconds, share_out
 from natgrad.specs import FactorCost, Routine
 from unit.placement.networks import linear, resnet50
 
@@ -183,3 +184,13 @@ def test_a_duty_that_cannot_be_says_so(case):
     duty = Duty(workers, {"A": ranks, "G": ranks})
     with pytest.raises(SettingError, match=r"Factor A of block 'one' is to be decomposed by ranks"):
         assemble("own", [block], World(4), [duty])
+
+
+def test_the_seconds_by_which_shares_are_compared():
+    """A refresh is as long as the slowest rank of any column, an update as what the fullest one
+    gets over its part of the node's link; each at its own interval."""
+    world = World(8, update_every=5, refresh_every=20)
+    cluster = Cluster(flops=1e12, bandwidth=1e9, node=4, inside=Link(1e-6, 1e11))
+    shared = {0: Sharing([], 3.0, 1000), 1: Sharing([], 7.0, 4000), 2: Sharing([], 2.0, 50)}
+    sums = 4000 * world.sum_bytes / (1e9 / 4)
+    assert _seconds(shared, world, cluster) == pytest.approx(7.0 / 20 + sums / 5)
