@@ -143,6 +143,14 @@ def command(*arguments: object) -> None:
     natgrad()
 
 
+def module(name: str, *arguments: object) -> None:
+    """``python -m name ...`` in a process of `started`."""
+    import runpy
+
+    sys.argv = [name, *map(str, arguments)]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
 def script(path: object, *arguments: object) -> None:
     """``python path ...`` in a process of `started`."""
     import runpy

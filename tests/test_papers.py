@@ -145,14 +145,12 @@ def test_items_in_seconds(name, tmp_path, monkeypatch):
     measure_in_seconds(name, tmp_path)
 
 
-def launched(command, **more):
-    """One process by torchrun, as the item starts it; two by forking what has imported torch."""
+def launched(command, **_):
+    """What torchrun would start, forked from what has imported torch."""
     *_, count, as_module, module, folder = command
     count = int(count.removeprefix("--nproc-per-node="))
     assert (as_module, module) == ("-m", rank_runs.__name__)
-    if count == 1:
-        return subprocess.run(command, **more)
-    done = forked.ranks(count, rank_runs.main, Path(folder))
+    done = forked.ranks(count, forked.module, module, folder)
     code = max(abs(one.code) for one in done)
     return subprocess.CompletedProcess(command, code, done[0].out, done[0].err)
 

@@ -116,7 +116,10 @@ def test_when_a_rank_fails_the_others_end():
     assert [one.code for one in found] == [-signal.SIGKILL, 3]
 
 
-def test_the_command_and_a_script(tmp_path):
+def test_the_command_a_module_and_a_script(tmp_path):
+    said = forked.run(forked.module, "json.tool", "--help")
+    assert said.code == 0
+    assert said.out.startswith("usage:")
     said = forked.run(forked.command, "plan", "--network", "nothing", "--ranks", 2)
     assert said.code == 2
     assert said.err.startswith("natgrad: ")
