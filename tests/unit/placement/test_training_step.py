@@ -192,6 +192,16 @@ def test_after_a_backward_pass_activations_are_gone():
     assert memory.kfac.workspace > 1 + memory.kfac.sums
     assert sum(memory.kinds().values()) > memory.total
 
+    # Where that is the busiest moment, it decides whether one sample fits.
+    for capacity, fits in ((memory.total, True), (memory.total - 1, False)):
+        limited = replace(UNIT, capacity=float(capacity))
+        own = modelled(MemOpt()([linear("one", 3, 3, 1, bias=False)], World(1)), workload, limited)
+        if fits:
+            assert largest_batch(own) > 1
+        else:
+            with pytest.raises(SettingError, match=r" for one sample, 1 B more: use more ranks"):
+                largest_batch(own)
+
 
 def test_a_direct_sum_needs_a_copy_of_every_rank():
     plan = MemOpt()([linear("one", 3, 3, 8, bias=False)], World(8))
