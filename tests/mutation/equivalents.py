@@ -93,6 +93,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "the matrix is square",
     ),
     Equivalent(
+        "linalg/correlation.py",
+        "records = wide and c >= _RECORDS * width",
+        "Mult -> Div",
+        "records are another way to the same sums, which costs more or less time",
+    ),
+    Equivalent(
         "linalg/forms.py",
         "count = 1 if dim < 96 else 2 if dim < 192 else 4 if dim < 512 "
         "else 8 if dim < 2500 else 12",

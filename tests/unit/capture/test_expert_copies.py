@@ -77,3 +77,14 @@ def test_each_matrix_is_that_of_its_expert(case):
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_nothing_is_known_of_other_copies(case):
     assert found(UNKNOWN[case])[1] is None
+
+
+@pytest.mark.parametrize(("first", "end"), [(1, 5), (3, 6), (0, 6)])
+def test_what_goes_on_behind_the_matrices_is_no_view_of_them(first, end):
+    """Others may lie in the same memory; up to the last one it is a view."""
+    memory = torch.randn(EXPERTS + 2, ROWS, COLS, dtype=torch.float64)
+    of = Matrices(memory[:EXPERTS], "oi", torch.arange(EXPERTS), range(ROWS), None)
+    assert read(memory[first:end], of) is None
+    view = read(memory[first:EXPERTS], of)
+    assert view is not None
+    assert view.ids.tolist() == list(range(first, EXPERTS))
