@@ -135,11 +135,22 @@ class TestSubGroups:
     def test_one_private_group_for_all(self, world):
         world.run(made_often, ranks=2)
 
+    def test_a_part_of_one_needs_no_group(self, world):
+        """It has nobody to talk to, but takes part in making those of the others."""
+        assert world.run(parts_of_two_and_one, ranks=3) == [(2, True), (2, True), (None, True)]
+
     def test_a_new_default_group(self, world, tmp_path):
         world.run(started_again, str(tmp_path / "store"), ranks=2)
 
     def test_timeout_and_backend_are_the_group_s(self, world):
         world.run(kind_of_group, ranks=2)
+
+
+def parts_of_two_and_one():
+    """How many are in this rank's part, and whether it is the same group when it is asked again."""
+    ranks = (2,) if dist.get_rank() == 2 else (0, 1)
+    part, again = (module._part_of(dist.group.WORLD, ranks) for _ in range(2))
+    return None if part is None else part.size(), part is again
 
 
 def ranks_0_and_2():
