@@ -13,6 +13,7 @@ import own_modules as own
 from natgrad import KFAC, Diagonal, Kronecker, NaturalMuon
 from natgrad.errors import CoverageError
 from natgrad.layers import layers_of
+from natgrad.layers.called import _is_that_of
 from natgrad.operators import fisher
 
 
@@ -226,6 +227,15 @@ class Gained(nn.Linear):
 )
 def test_anything_else_has_a_reason(make, reason):
     assert reason in layers_of("it", make())
+
+
+@pytest.mark.parametrize("other", [lambda y: 1.01 * y, lambda y: y + 0.01, lambda y: y[:, :3]])
+def test_nearly_the_result_of_the_base_class_is_another_one(other):
+    module, x = nn.Linear(3, 4).double(), torch.randn(5, 3, dtype=torch.float64)
+    out = module(x).detach()
+    assert _is_that_of(nn.Linear, module, x, module.weight, out)
+    assert _is_that_of(nn.Linear, module, x, module.weight, out.float())  # but for rounding
+    assert not _is_that_of(nn.Linear, module, x, module.weight, other(out))
 
 
 def test_curvature_matrices_refuse_a_computed_weight_by_name():
