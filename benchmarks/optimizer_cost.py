@@ -119,6 +119,7 @@ class Stages:
             (type(kfac.refreshing), "__call__", "refresh"),
             (type(kfac.preconditioning), "__call__", "copies and the rest"),
             (spectral, "polar", "polar"),
+            (spectral, "half_polar", "polar"),
             (spectral, "whitened_polar", "whitening"),
             (whitened_polar, "_roots", "polar"),
             (decomposed.FactorProduct, "whiten", "whitening"),

@@ -204,6 +204,19 @@ def test_in_16_bits(spectrum, floor, shape):
         assert torch.equal(half_polar(scale * x, floor), half_polar(x, floor))
 
 
+@pytest.mark.parametrize("around", [0.985, 1.0, 1.015])
+@pytest.mark.parametrize("first", range(4))
+def test_in_16_bits_rounding_leaves_no_interval(first, around):
+    """Where a chain is asked for about as much growth as it has, the largest singular value is next
+    to the end of the first interval, beyond which the next polynomials know no bound."""
+    most = around * polars._ENDS[first]
+    for a, _, _ in COEFFICIENTS[first:-1]:
+        most *= a
+    x = with_values([1.0, *[0.0] * 95], (96, 96), torch.float32)
+    found = half_polar(x, 96**0.5 / most).double()
+    assert 0.8 <= torch.linalg.matrix_norm(found[0], 2) <= 1.2
+
+
 def test_in_16_bits_each_matrix_of_a_stack_by_itself():
     """So that it does not matter which rank has which matrices."""
     x = torch.randn(3, 100, 130)
